@@ -1,0 +1,7 @@
+"""`python -m captioner`."""
+
+import sys
+
+from captioner.cli import main
+
+sys.exit(main())

@@ -1,0 +1,74 @@
+"""`Caption`, the one result type: the words and, for each word, where the model looked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from captioner.geometry import Geometry
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Caption:
+    """A caption of one photograph. T words, L = rows x cols regions; the end token is in no field but `log_prob`.
+
+    Attributes:
+        text: the caption as people write it.
+        words: the T words.
+        log_prob: log p(words, end | selections), the sum over all steps, in nats.
+        word_log_probs: (T,) log-probability of each word, in nats.
+        selection: name of the selection rule that made it.
+        grid: rows and columns of the encoder's grid.
+        weights: (T, L) the attention distribution alpha for each word.
+        selected: (T, k) indices of the regions whose features each word received; None for soft.
+        gate: (T,) beta, how much the context counted for each word.
+        finished: False when the longest allowed length was reached before the end token.
+        geometry: how a region maps back to a box of the photograph, if a photograph was given.
+        image: the upright RGB photograph, if one was given.
+        source: where the photograph came from: a path, or None.
+    """
+
+    text: str
+    words: list[str]
+    log_prob: float
+    word_log_probs: Tensor
+    selection: str
+    grid: tuple[int, int]
+    weights: Tensor
+    selected: Tensor | None
+    gate: Tensor
+    finished: bool = True
+    geometry: Geometry | None = None
+    image: Image.Image | None = field(default=None, repr=False)
+    source: str | None = None
+
+    def save_overlay(self, path: str | Path) -> Path:
+        """Write a PNG strip: the photograph, then one panel a word with what the model looked at."""
+        from captioner.visualization.overlay import draw_strip, save_picture
+
+        return save_picture(draw_strip(self), path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types, as one JSON line of `captioner caption --json` has them."""
+        return {
+            "image": self.source,
+            "caption": self.text,
+            "words": list(self.words),
+            "log_prob": self.log_prob,
+            "word_log_probs": self.word_log_probs.tolist(),
+            "selection": self.selection,
+            "grid": list(self.grid),
+            "weights": self.weights.tolist(),
+            "selected": None if self.selected is None else self.selected.tolist(),
+            "gate": self.gate.tolist(),
+            "finished": self.finished,
+            "geometry": None if self.geometry is None else self.geometry.to_dict(),
+        }
+
+    def __str__(self) -> str:
+        return self.text

@@ -1,0 +1,293 @@
+"""`Captioner`: a photograph in, a caption out, with where the model looked for each word.
+
+Encode the photographs once, then ask for captions as often as you like:
+
+    regions = captioner.encode(photos)
+    for selection in ("soft", "sample", "argmax"):
+        captions = captioner.decode(regions, selection)
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias, overload
+
+import torch
+from PIL import Image
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from captioner.attention.selection import selection_rule
+from captioner.caption import Caption
+from captioner.data import images
+from captioner.data.images import Preprocess
+from captioner.decoding.beam import Hypothesis, beam_search
+from captioner.errors import UserError
+from captioner.model.decoder import Decoder
+from captioner.model.encoder import Encoder
+from captioner.model.regions import Regions
+from captioner.text.tokenizer import detokenize
+from captioner.text.vocabulary import Vocabulary
+
+Photo: TypeAlias = str | Path | bytes | BinaryIO | Image.Image | Tensor
+
+ASSETS = Path(__file__).parent / "assets"
+CONFIG, VOCABULARY, WEIGHTS = "config.json", "vocabulary.json", "model.safetensors"
+FORMAT = 1
+
+
+class Captioner(nn.Module):
+    """Encoder, decoder, vocabulary and preprocessing of one model.
+
+    Args:
+        encoder: photographs to regions.
+        decoder: regions to words.
+        vocabulary: the words of the decoder's outputs.
+        preprocess: how photographs become the encoder's input.
+        selection: name of the selection rule for captions where none is asked for.
+        trained_with: name of the rule that the decoder was trained with.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        decoder: Decoder,
+        vocabulary: Vocabulary,
+        preprocess: Preprocess,
+        selection: str = "soft",
+        trained_with: str | None = None,
+    ) -> None:
+        super().__init__()
+        if len(vocabulary) != decoder.output.out_features:
+            raise UserError(
+                f"the vocabulary has {len(vocabulary)} words, the decoder's weights are for "
+                f"{decoder.output.out_features}: use the vocabulary that the decoder was trained with"
+            )
+        self.encoder, self.decoder = encoder, decoder
+        self.vocabulary, self.preprocess = vocabulary, preprocess
+        self.selection, self.trained_with = selection, trained_with or selection
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.output.weight.device
+
+    def encode(self, photos: Sequence[Photo]) -> Regions:
+        """Read and encode photographs: paths, bytes, files, PIL images, or tensors (3, H, W).
+
+        Tensors hold 0 to 255 as uint8, or 0 to 1 as floats.
+
+        Raises:
+            UserError: a photograph that cannot be read, by name.
+        """
+        pictures = [open_photo(photo) for photo in photos]
+        prepared = [self.preprocess(picture) for picture in pictures]
+        pixels = torch.stack([pixels for pixels, _ in prepared])
+        with torch.inference_mode():
+            features, grid = self.encoder(pixels.to(self.device))
+        return Regions(
+            features,
+            grid,
+            geometries=[geometry for _, geometry in prepared],
+            images=pictures,
+            sources=[str(photo) if isinstance(photo, str | Path) else None for photo in photos],
+            seeds=[fingerprint(tensor) for tensor in pixels],
+        )
+
+    def decode(
+        self,
+        regions: Regions,
+        selection: str | None = None,
+        beam_size: int = 3,
+        max_length: int = 20,
+        length_penalty: float = 0.7,
+        seed: int = 0,
+    ) -> list[Caption]:
+        """The best caption of each photograph under a selection rule.
+
+        Args:
+            selection: a rule's name; None is the model's own.
+            beam_size: 1 is greedy.
+            max_length: the most words of a caption.
+            length_penalty: power of the length that log-probabilities are divided by.
+            seed: of random rules; the same photograph and seed give the same caption in any batch.
+
+        Raises:
+            UserError: an unknown rule, or a number out of range.
+        """
+        if beam_size < 1 or max_length < 1:
+            raise UserError(
+                f"beam size and longest caption must be at least 1, not {beam_size} and {max_length}"
+            )
+        rule = selection_rule(selection or self.selection)
+        seeds = regions.seeds or [fingerprint(features.half()) for features in regions.features]
+        self.eval()
+        found = beam_search(
+            self.decoder,
+            regions.features,
+            rule,
+            beam_size=beam_size,
+            max_length=max_length,
+            length_penalty=length_penalty,
+            seeds=[(photo + seed * 0x9E3779B1) % 2**63 for photo in seeds],
+        )
+        return [
+            self.compose(hypotheses[0], regions, i, rule.name) for i, hypotheses in enumerate(found)
+        ]
+
+    @overload
+    def caption(self, photos: Photo, **settings: Any) -> Caption: ...
+    @overload
+    def caption(self, photos: Sequence[Photo], **settings: Any) -> list[Caption]: ...
+    def caption(
+        self, photos: Photo | Sequence[Photo], batch_size: int = 16, **settings: Any
+    ) -> Caption | list[Caption]:
+        """Caption one photograph, or a list of them; settings as for `decode`."""
+        if not isinstance(photos, list | tuple):
+            return self.decode(self.encode([photos]), **settings)[0]  # type: ignore[list-item]
+        captions: list[Caption] = []
+        for first in range(0, len(photos), batch_size):
+            captions += self.decode(self.encode(photos[first : first + batch_size]), **settings)
+        return captions
+
+    def compose(self, hypothesis: Hypothesis, regions: Regions, i: int, selection: str) -> Caption:
+        """The result for photograph i."""
+        words = self.vocabulary.decode(hypothesis.words)
+        return Caption(
+            text=detokenize(words),
+            words=words,
+            log_prob=hypothesis.log_prob,
+            word_log_probs=hypothesis.word_log_probs,
+            selection=selection,
+            grid=regions.grid,
+            weights=hypothesis.weights,
+            selected=hypothesis.selected,
+            gate=hypothesis.gate,
+            finished=hypothesis.finished,
+            geometry=regions.geometries[i] if regions.geometries else None,
+            image=regions.images[i] if regions.images else None,
+            source=regions.sources[i] if regions.sources else None,
+        )
+
+    def save(self, folder: str | Path, half: bool = False, **notes: Any) -> Path:
+        """Write the model to a folder: JSON and safetensors, nothing that runs on loading.
+
+        The encoder's weights are left out where its arguments give them back.
+
+        Args:
+            half: store float16.
+            notes: plain values to keep in the configuration, such as how it was trained.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        own_encoder = self.encoder.weights is None or not self.encoder.frozen
+        parts = {"decoder": self.decoder} | ({"encoder": self.encoder} if own_encoder else {})
+        tensors = {
+            f"{part}.{key}": (t.half() if half and t.is_floating_point() else t).cpu().contiguous()
+            for part, module in parts.items()
+            for key, t in module.state_dict().items()
+        }
+        encoder = self.encoder.to_dict()
+        if own_encoder:
+            encoder["weights"] = None
+        config = {
+            "format": FORMAT,
+            "selection": self.selection,
+            "trained_with": self.trained_with,
+            "encoder": encoder,
+            "encoder_fingerprint": None if own_encoder else self.encoder.fingerprint(),
+            "preprocess": self.preprocess.to_dict(),
+            "decoder": self.decoder.sizes,
+            "region_size": self.decoder.region_size,
+            **notes,
+        }
+        self.vocabulary.save(folder / VOCABULARY)
+        written = folder / (WEIGHTS + ".tmp")
+        save_file(tensors, written)
+        written.replace(folder / WEIGHTS)
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        return folder
+
+    @classmethod
+    def load(cls, model: str | Path = "flickr8k-hard") -> Captioner:
+        """Load an embedded model by name, or one that `save` wrote, by its folder.
+
+        Raises:
+            UserError: no such model, or files that do not belong together.
+        """
+        folder = find_model(model)
+        try:
+            config = json.loads((folder / CONFIG).read_text())
+            tensors = load_file(folder / WEIGHTS)
+        except (OSError, ValueError, SafetensorError) as error:
+            raise UserError(f"the model {folder} cannot be read ({error}): copy it again") from None
+        if config.get("format") != FORMAT:
+            raise UserError(
+                f"the model {folder} has format {config.get('format')!r}, this version reads {FORMAT}"
+            )
+        vocabulary = Vocabulary.load(folder / VOCABULARY)
+        encoder = Encoder(**config["encoder"])
+        expected = config["encoder_fingerprint"]
+        if expected and encoder.fingerprint() != expected:
+            raise UserError(
+                f"the model {folder} was trained on other weights of encoder {encoder.name!r} "
+                f"({expected}) than are installed ({encoder.fingerprint()})"
+            )
+        rows = tensors["decoder.output.weight"].shape[0]
+        if rows != len(vocabulary):
+            raise UserError(
+                f"{folder / VOCABULARY} has {len(vocabulary)} words, {folder / WEIGHTS} has {rows}: "
+                "use the files of one model together"
+            )
+        decoder = Decoder(len(vocabulary), config["region_size"], **config["decoder"])
+        captioner = cls(
+            encoder,
+            decoder,
+            vocabulary,
+            Preprocess.from_dict(config["preprocess"]),
+            selection=config["selection"],
+            trained_with=config["trained_with"],
+        )
+        own = {key: value.float() if value.is_floating_point() else value for key, value in tensors.items()}
+        missing = captioner.load_state_dict(own, strict=False)
+        lost = [k for k in missing.missing_keys if k.startswith("decoder.") or expected is None]
+        if lost or missing.unexpected_keys:
+            raise UserError(
+                f"{folder / WEIGHTS} does not fit {folder / CONFIG}: "
+                f"{len(lost)} tensors missing, {len(missing.unexpected_keys)} too many"
+            )
+        return captioner.eval()
+
+
+def find_model(model: str | Path) -> Path:
+    """The folder of a model: one of the embedded models' names, or a path."""
+    for folder in (ASSETS / str(model), Path(model)):
+        if (folder / CONFIG).is_file():
+            return folder
+    raise UserError(
+        f"no model {str(model)!r}: give a folder that `captioner fit` wrote, or one of "
+        f"{', '.join(embedded_models()) or 'the embedded models'}"
+    )
+
+
+def embedded_models() -> list[str]:
+    """Names of the models that come with the package."""
+    return sorted(config.parent.name for config in ASSETS.glob(f"*/{CONFIG}"))
+
+
+def open_photo(photo: Photo) -> Image.Image:
+    """A photograph as an upright RGB picture."""
+    if isinstance(photo, Tensor):
+        if photo.ndim != 3 or photo.shape[0] not in (1, 3):
+            raise UserError(f"a photograph's tensor is (3, H, W), not {tuple(photo.shape)}")
+        levels = photo if photo.dtype == torch.uint8 else (photo.clamp(0, 1) * 255).round().byte()
+        return Image.fromarray(levels.expand(3, -1, -1).permute(1, 2, 0).cpu().numpy())
+    return images.read(photo)
+
+
+def fingerprint(tensor: Tensor) -> int:
+    """A number that tells photographs apart whatever batch they come in."""
+    return zlib.crc32(tensor.cpu().contiguous().numpy().tobytes())

@@ -1,0 +1,54 @@
+"""Arguments that several commands have, and checks that find a mistake before the work."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from captioner.errors import UserError
+
+
+def add_on_bad_image(parser: argparse.ArgumentParser) -> None:
+    """What to do about photographs that cannot be read."""
+    parser.add_argument(
+        "--on-bad-image",
+        choices=("raise", "skip", "report"),
+        default="raise",
+        help="a photograph that cannot be read: stop; leave it out; or leave it out, list them all "
+        "at the end and exit with 1 (%(default)s)",
+    )
+
+
+def check_at_least(args: argparse.Namespace, **least: int) -> None:
+    """Numbers that must not be smaller."""
+    for name, smallest in least.items():
+        value = getattr(args, name)
+        if value is not None and value < smallest:
+            raise UserError(f"--{name.replace('_', '-')} must be at least {smallest}, not {value}")
+
+
+def check_json(target: str | None) -> None:
+    """`--json`: a file that can be written, or - for standard output."""
+    if target is not None and target != "-":
+        check_writable("--json", Path(target))
+
+
+def check_writable(option: str, path: Path) -> None:
+    """A file that is there or can be made."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise UserError(f"{option} {path} cannot be written: give a file in a folder that exists")
+
+
+def note(message: str) -> None:
+    """Something to know beside the result."""
+    print("captioner:", message, file=sys.stderr)
+
+
+def report_bad(bad: dict[str, str], policy: str, total: int) -> int:
+    """Say under the policy `report` which of the photographs could not be read; the exit code."""
+    if not bad or policy != "report":
+        return 0
+    note(f"{len(bad)} of {total} photographs could not be read:")
+    print(*bad.values(), sep="\n", file=sys.stderr)
+    return 1

@@ -1,0 +1,248 @@
+"""The feature store: every photograph's region features on disk, encoded once, read by memory map.
+
+A folder with `features.f16` (N, L, D) and `store.json`, which says what the rows are and which encoder,
+weights, layer and preprocessing made them. It is written as `NAME.partial` and renamed when complete, so
+a store that can be opened is whole; a writer that was killed goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from captioner.data import images
+from captioner.data.images import Preprocess
+from captioner.errors import UserError
+from captioner.model.encoder import Encoder
+
+OnBadImage = Literal["raise", "skip", "report"]
+ROWS, INDEX, PROGRESS = "features.f16", "store.json", "progress.u8"
+DONE, BAD = 1, 2
+
+
+def store_key(encoder: Encoder, preprocess: Preprocess) -> dict[str, Any]:
+    """What the features depend on; a store with another key is stale."""
+    return {
+        "encoder": encoder.name,
+        "layer": encoder.layer,
+        "weights": encoder.fingerprint(),
+        "preprocess": preprocess.to_dict(),
+    }
+
+
+class FeatureStore:
+    """Region features by file name, read through the page cache: any number of processes share them.
+
+    Attributes:
+        names: the photographs' file names.
+        grid: rows and columns of the encoder's grid.
+        size: D, the size of a feature vector.
+        key: what made the features, see `store_key`.
+
+    Raises:
+        UserError: no store there, or one that another encoder or preprocessing made.
+    """
+
+    def __init__(self, root: str | Path, key: dict[str, Any] | None = None) -> None:
+        self.root = Path(root)
+        index = read_index(self.root)
+        self.key: dict[str, Any] = index["key"]
+        self.grid: tuple[int, int] = (index["grid"][0], index["grid"][1])
+        self.size: int = index["size"]
+        self.bad: dict[str, str] = index["bad"]
+        self.rows: dict[str, int] = {
+            name: row for row, name in enumerate(index["names"]) if name not in self.bad
+        }
+        if key is not None and key != self.key:
+            raise stale(self.root, self.key, key)
+        shape = (len(index["names"]), self.grid[0] * self.grid[1], self.size)
+        self.features = open_rows(self.root, shape, "r")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.rows
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """(L, D) float16 features of one photograph."""
+        if name not in self.rows:
+            raise UserError(
+                f"the feature store {self.root} has no features of {name}: run `captioner prepare` again"
+            )
+        return self.features[self.rows[name]]
+
+    def batch(self, names: Sequence[str]) -> Tensor:
+        """(B, L, D) float32 features of several photographs."""
+        stacked = np.stack([self[name] for name in names])
+        return torch.from_numpy(stacked).float()
+
+
+def write_features(
+    root: str | Path,
+    encoder: Encoder,
+    preprocess: Preprocess,
+    folder: Path,
+    names: Sequence[str],
+    batch_size: int = 32,
+    workers: int = 1,
+    on_bad_image: OnBadImage = "raise",
+) -> FeatureStore:
+    """Encode the photographs `folder / name` into a store, going on where an earlier run stopped.
+
+    Raises:
+        UserError: a photograph cannot be read and `on_bad_image` is `raise`, or the disk is full.
+    """
+    root = Path(root)
+    key = store_key(encoder, preprocess)
+    if (root / INDEX).is_file():
+        store = FeatureStore(root)
+        if store.key == key and [*store.rows, *store.bad] and set(store.rows) >= set(names):
+            return store
+    grid, size = encoder.measure(preprocess.size)
+    index = {"key": key, "grid": list(grid), "size": size, "names": list(names)}
+    partial = open_partial(root, index)
+    features = open_rows(partial, (len(names), grid[0] * grid[1], size), "r+")
+    progress = np.memmap(partial / PROGRESS, np.uint8, "r+", shape=(len(names),))
+    todo = [row for row in range(len(names)) if progress[row] != DONE]
+    bad: dict[str, str] = {}
+    loader = DataLoader(
+        Pictures(folder, names, todo, preprocess),
+        batch_size=batch_size,
+        num_workers=workers,
+        collate_fn=collate,
+    )
+    with progress_bar("encoding photographs", len(names)) as advance, torch.inference_mode():
+        advance(len(names) - len(todo))
+        for rows, pixels, errors in loader:
+            if errors and on_bad_image == "raise":
+                raise UserError(next(iter(errors.values())))
+            bad.update(errors)
+            if rows:
+                encoded, _ = encoder(pixels.to(encoder.device))
+                features[rows] = encoded.cpu().half().numpy()
+                features.flush()
+                progress[rows] = DONE
+            advance(len(rows) + len(errors))
+    index["bad"] = bad
+    (partial / INDEX).write_text(json.dumps(index))
+    del features, progress
+    (partial / PROGRESS).unlink()
+    shutil.rmtree(root, ignore_errors=True)
+    partial.rename(root)
+    return FeatureStore(root)
+
+
+class Pictures(Dataset):
+    """Photographs as the encoder wants them; one that cannot be read is given as its error."""
+
+    def __init__(
+        self, folder: Path, names: Sequence[str], rows: Sequence[int], preprocess: Preprocess
+    ) -> None:
+        self.folder, self.names, self.rows, self.preprocess = folder, names, rows, preprocess
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, item: int) -> tuple[int, str, Tensor | str]:
+        row = self.rows[item]
+        name = self.names[row]
+        try:
+            pixels, _ = self.preprocess(images.read(self.folder / name))
+        except UserError as error:
+            return row, name, str(error)
+        return row, name, pixels
+
+
+def collate(
+    items: list[tuple[int, str, Tensor | str]],
+) -> tuple[list[int], Tensor | None, dict[str, str]]:
+    """Rows, pixels (B, 3, S, S') of the readable photographs, and the errors of the others by name."""
+    good = [(row, pixels) for row, _, pixels in items if isinstance(pixels, Tensor)]
+    errors = {name: error for _, name, error in items if isinstance(error, str)}
+    rows = [row for row, _ in good]
+    return rows, torch.stack([pixels for _, pixels in good]) if good else None, errors
+
+
+def read_index(root: Path) -> dict[str, Any]:
+    try:
+        return json.loads((root / INDEX).read_text())
+    except FileNotFoundError:
+        raise UserError(
+            f"no feature store at {root}: make one with `captioner prepare`"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"the feature store {root} cannot be read ({error}): remove it and run `captioner prepare`"
+        ) from None
+
+
+def open_rows(root: Path, shape: tuple[int, int, int], mode: Literal["r", "r+"]) -> np.memmap:
+    file = root / ROWS
+    expected = 2 * shape[0] * shape[1] * shape[2]
+    if not file.is_file() or file.stat().st_size != expected:
+        raise UserError(
+            f"the feature store {root} is damaged ({ROWS} is not {expected} bytes): "
+            "remove it and run `captioner prepare`"
+        )
+    return np.memmap(file, np.float16, mode, shape=shape)
+
+
+def open_partial(root: Path, index: dict[str, Any]) -> Path:
+    """The unfinished store beside `root`: an earlier one of the same content, or a new empty one."""
+    partial = root.with_name(root.name + ".partial")
+    plan = partial / "plan.json"
+    if plan.is_file() and plan.read_text() == json.dumps(index):
+        return partial
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    rows, (height, width) = len(index["names"]), index["grid"]
+    needed = 2 * rows * height * width * index["size"]
+    free = shutil.disk_usage(partial).free
+    if needed > free:
+        shutil.rmtree(partial)
+        raise UserError(
+            f"{root.parent} has {free / 1e9:.1f} GB free, the features need {needed / 1e9:.1f} GB: "
+            "choose another folder or free some space"
+        )
+    for name, length in ((ROWS, needed), (PROGRESS, rows)):
+        with open(partial / name, "wb") as file:
+            file.truncate(length)
+    written = plan.with_suffix(".tmp")
+    written.write_text(json.dumps(index))
+    os.replace(written, plan)
+    return partial
+
+
+def stale(root: Path, found: dict[str, Any], wanted: dict[str, Any]) -> UserError:
+    differing = ", ".join(
+        f"{name} {found.get(name)!r} instead of {wanted[name]!r}"
+        for name in wanted
+        if found.get(name) != wanted[name]
+    )
+    return UserError(
+        f"the feature store {root} was made with {differing}: run `captioner prepare` again, "
+        "or use the model that it was made for"
+    )
+
+
+@contextmanager
+def progress_bar(title: str, total: int) -> Iterator[Any]:
+    """A progress bar on standard error; yields the function that moves it on."""
+    from rich.console import Console
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda amount: progress.advance(task, amount)

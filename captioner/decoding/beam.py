@@ -1,0 +1,205 @@
+"""Beam search over all photographs of a batch at once; a beam of one is greedy decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from captioner.attention.selection import SelectionRule
+from captioner.model.decoder import Decoder, State, Step
+from captioner.text.vocabulary import Vocabulary
+
+NEVER = (Vocabulary.pad, Vocabulary.start, Vocabulary.unknown)
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A caption as the search found it; T words, the end token counts in `log_prob` alone.
+
+    Attributes:
+        words: the T words' indices in the vocabulary.
+        log_prob: log p(words, end) in nats.
+        score: log_prob / (number of steps) ** length_penalty, what the search ranks by.
+        finished: False where the end token was not the likeliest but forced, at the longest length.
+        word_log_probs, weights, selected, gate: (T,), (T, L), (T, k) or None, (T,).
+    """
+
+    words: list[int]
+    log_prob: float
+    score: float
+    finished: bool
+    word_log_probs: Tensor
+    weights: Tensor
+    selected: Tensor | None
+    gate: Tensor
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one step did, kept to trace hypotheses back: rows of the photographs still in the batch."""
+
+    row: dict[int, int]
+    parents: Tensor
+    words: Tensor
+    log_probs: Tensor
+    step: Step
+
+
+@dataclass
+class Ended:
+    """A hypothesis that reached the end token, or the longest length, at a step of the search."""
+
+    step: int
+    beam: int
+    log_prob: float
+    score: float
+    finished: bool
+
+
+@dataclass
+class Pool:
+    """The ended hypotheses of one photograph."""
+
+    size: int
+    ended: list[Ended] = field(default_factory=list)
+
+    def add(self, hypothesis: Ended) -> None:
+        self.ended = sorted([*self.ended, hypothesis], key=lambda h: -h.score)[: self.size]
+
+    def beats(self, bound: float) -> bool:
+        """Whether the pool is full and nothing that scores at most `bound` could enter it."""
+        return len(self.ended) == self.size and self.ended[-1].score >= bound
+
+
+@torch.inference_mode()
+def beam_search(
+    decoder: Decoder,
+    features: Tensor,
+    rule: SelectionRule,
+    beam_size: int = 3,
+    max_length: int = 20,
+    length_penalty: float = 0.7,
+    seeds: Sequence[int] = (),
+) -> list[list[Hypothesis]]:
+    """The best captions of each photograph, best first, at least one each.
+
+    Hypotheses are ranked by log p / steps ** length_penalty (Wu et al. 2016, arXiv 1609.08144, with the
+    plain power); 0 ranks by probability, which prefers short captions. A photograph leaves the batch when
+    none of its beams can, at the present length, beat its ended hypotheses.
+
+    Args:
+        features: (B, L, D) region features.
+        rule: how contexts are selected; each beam selects for itself.
+        beam_size: K.
+        max_length: the most words of a caption.
+        seeds: B seeds for random rules, one a photograph, so that its captions do not depend on the batch.
+    """
+    device = features.device
+    batch = len(features)
+    memory = decoder.read(features)
+    state = decoder.start(memory, beam_size)
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds] if rule.stochastic else []
+    active = list(range(batch))
+    pools = [Pool(beam_size) for _ in range(batch)]
+    words = torch.full((batch, beam_size), Vocabulary.start, device=device)
+    totals = torch.full((batch, beam_size), -torch.inf, device=device)
+    totals[:, 0] = 0.0  # all beams start alike: let one of them branch
+    records: list[Record] = []
+    for t in range(max_length + 1):
+        u = uniform([generators[i] for i in active], beam_size, device) if rule.stochastic else None
+        log_probs, state, step = decoder.step(words, state, memory, rule, u)
+        log_probs[..., NEVER] = -torch.inf
+        likeliest = log_probs.argmax(-1)
+        if t == max_length:
+            log_probs[..., : Vocabulary.end] = log_probs[..., Vocabulary.end + 1 :] = -torch.inf
+        totals, parents, words, ended = expand(totals, log_probs, beam_size)
+        gained = log_probs.flatten(1).gather(1, parents * log_probs.shape[-1] + words)
+        records.append(
+            Record({i: row for row, i in enumerate(active)}, parents, words, gained, step)
+        )
+        for row, beam, log_prob in ended:
+            score = log_prob / (t + 1) ** length_penalty
+            finished = t < max_length or bool(likeliest[row, beam] == Vocabulary.end)
+            pools[active[row]].add(Ended(t, beam, log_prob, score, finished))
+        best = (totals[:, 0] / (t + 1) ** length_penalty).tolist()
+        stay = [row for row, i in enumerate(active) if not pools[i].beats(best[row])]
+        if t == max_length or not stay:
+            break
+        keep = torch.tensor(stay, device=device)
+        active = [active[row] for row in stay]
+        memory, totals, words, parents = memory[keep], totals[keep], words[keep], parents[keep]
+        state = reorder(state, keep, parents)
+    return [[trace(records, i, h) for h in pool.ended] for i, pool in enumerate(pools)]
+
+
+def uniform(generators: list[torch.Generator], n: int, device: torch.device) -> Tensor:
+    """Uniform draws (B, n), each photograph's from its own generator."""
+    return torch.stack([torch.rand(n, generator=g) for g in generators]).to(device)
+
+
+def expand(
+    totals: Tensor, log_probs: Tensor, beam_size: int
+) -> tuple[Tensor, Tensor, Tensor, list[tuple[int, int, float]]]:
+    """Continue each photograph's beams by their best words.
+
+    Returns the totals, parents and words (B, K) of the beams that go on, and those among the best K
+    continuations that end: (row, beam, log_prob).
+    """
+    vocabulary = log_probs.shape[-1]
+    candidates = (totals[..., None] + log_probs).flatten(1)
+    # At most K of the best 2 K can be ends, one of each beam: K are left to go on.
+    best, index = candidates.topk(min(2 * beam_size, candidates.shape[1]), 1)
+    parents, words = index // vocabulary, index % vocabulary
+    ends = words == Vocabulary.end
+    ranked = ends[:, :beam_size] & best[:, :beam_size].isfinite()
+    ended = [
+        (row, int(parents[row, place]), float(best[row, place])) for row, place in ranked.nonzero().tolist()
+    ]
+    going = best.masked_fill(ends, -torch.inf)
+    order = going.sort(dim=1, descending=True, stable=True).indices[:, :beam_size]
+    return going.gather(1, order), parents.gather(1, order), words.gather(1, order), ended
+
+
+def reorder(state: State, keep: Tensor, parents: Tensor) -> State:
+    """The states of the photographs to keep, each beam's from its parent."""
+    return State(state.h[keep[:, None], parents], state.c[keep[:, None], parents])
+
+
+def trace(records: list[Record], image: int, ended: Ended) -> Hypothesis:
+    """Follow a hypothesis back to its first word."""
+    beam = ended.beam
+    words: list[int] = []
+    log_probs: list[Tensor] = []
+    attended: list[tuple[Tensor, Tensor | None, Tensor]] = []
+    for record in reversed(records[: ended.step]):
+        row = record.row[image]
+        words.append(int(record.words[row, beam]))
+        log_probs.append(record.log_probs[row, beam])
+        beam = int(record.parents[row, beam])
+        selection = record.step.selection
+        selected = None if selection.selected is None else selection.selected[row, beam]
+        attended.append((selection.weights[row, beam], selected, record.step.gate[row, beam]))
+    last = records[0].step.selection
+    weights, selected, gate = zip(*reversed(attended), strict=True) if attended else ((), (), ())
+    empty = last.weights.new_zeros(0)
+    return Hypothesis(
+        words=words[::-1],
+        log_prob=ended.log_prob,
+        score=ended.score,
+        finished=ended.finished,
+        word_log_probs=torch.stack(log_probs[::-1]).cpu() if words else empty,
+        weights=torch.stack(weights).cpu() if words else last.weights.new_zeros(0, last.weights.shape[-1]),
+        selected=stack_selected(selected, last.selected),
+        gate=torch.stack(gate).cpu() if words else empty,
+    )
+
+
+def stack_selected(selected: Sequence[Tensor | None], like: Tensor | None) -> Tensor | None:
+    """(T, k) selected regions of a caption's words, None where the rule selects none."""
+    if like is None:
+        return None
+    rows = [row for row in selected if row is not None]
+    return torch.stack(rows).cpu() if rows else like.new_zeros(0, like.shape[-1])

@@ -1,0 +1,63 @@
+"""Free-running captions of a prepared split, from its stored features."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from captioner.caption import Caption
+from captioner.captioner import Captioner
+from captioner.data.captions import CaptionedImage
+from captioner.data.features import progress_bar, store_key
+from captioner.data.prepared import Prepared
+from captioner.errors import UserError
+from captioner.model.regions import Regions
+
+
+def generate(
+    captioner: Captioner,
+    prepared: Prepared,
+    split: str = "test",
+    selection: str | None = None,
+    beam_size: int = 3,
+    seed: int = 0,
+    batch_size: int = 64,
+    limit: int | None = None,
+    **decoding: Any,
+) -> dict[int | str, Caption]:
+    """Caption every image of a split, or its first `limit`, by the image's id.
+
+    Args:
+        batch_size: images at a time; it does not change their captions.
+        decoding: more settings of `Captioner.decode`.
+
+    Raises:
+        UserError: no such split, features that another encoder made, an unknown selection rule.
+    """
+    images = split_images(prepared, split, limit)
+    store = prepared.features(store_key(captioner.encoder, captioner.preprocess))
+    captions: dict[int | str, Caption] = {}
+    with progress_bar(f"captioning {split}", len(images)) as advance:
+        for first in range(0, len(images), batch_size):
+            batch = images[first : first + batch_size]
+            names = [image.file_name for image in batch]
+            features = store.batch(names).to(captioner.device)
+            regions = Regions(features, store.grid, sources=list(names))
+            decoded = captioner.decode(
+                regions, selection, beam_size=beam_size, seed=seed, **decoding
+            )
+            captions |= {image.id: caption for image, caption in zip(batch, decoded, strict=True)}
+            advance(len(batch))
+    return captions
+
+
+def split_images(prepared: Prepared, split: str, limit: int | None = None) -> list[CaptionedImage]:
+    """The images of a split, or its first `limit`."""
+    if limit is not None and limit < 1:
+        raise UserError(f"the number of images must be at least 1, not {limit}")
+    return prepared.captions.split(split)[:limit]
+
+
+def references(images: Iterable[CaptionedImage]) -> dict[int | str, tuple[str, ...]]:
+    """What people wrote of each image, by its id."""
+    return {image.id: image.captions for image in images}

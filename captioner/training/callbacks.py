@@ -1,0 +1,76 @@
+"""What training keeps: the best model, and the random states that make a resumed run the same run."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_only
+
+from captioner.training.module import CaptioningModule
+
+
+class SaveBest(Callback):
+    """Write the model to `default_root_dir/model` whenever validation is better than ever before.
+
+    Args:
+        monitor: the logged figure to compare, larger is better.
+    """
+
+    def __init__(self, monitor: str = "val/CIDEr") -> None:
+        self.monitor = monitor
+        self.best = -math.inf
+
+    @rank_zero_only
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, CaptioningModule)
+        value = float(trainer.callback_metrics.get(self.monitor, -math.inf))
+        if trainer.sanity_checking or value <= self.best:
+            return
+        self.best = value
+        validation = {
+            name: round(float(figure), 4)
+            for name, figure in trainer.callback_metrics.items()
+            if name.startswith("val/")
+        }
+        pl_module.captioner.save(
+            Path(trainer.default_root_dir) / "model",
+            half=True,
+            training=dict(pl_module.hparams) | {"epoch": trainer.current_epoch + 1, **validation},
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best = state_dict["best"]
+
+
+class RandomState(Callback):
+    """Keep torch's random state in checkpoints, so that a resumed run draws what the whole run would."""
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        checkpoint["random_state"] = {
+            "cpu": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        }
+
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self.saved = checkpoint.get("random_state")
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        saved = getattr(self, "saved", None)
+        if saved is None:
+            return
+        torch.set_rng_state(saved["cpu"])
+        if saved["cuda"]:
+            torch.cuda.set_rng_state_all(saved["cuda"])
+        self.saved = None

@@ -1,0 +1,201 @@
+"""`CaptioningModule`: trains soft or hard attention, and scores free-running captions after each epoch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from captioner.attention.estimators import ExpectationMixing, MovingAverage
+from captioner.attention.selection import Soft
+from captioner.captioner import Captioner
+from captioner.data.datamodule import Batch
+from captioner.data.prepared import Prepared
+from captioner.errors import UserError
+from captioner.evaluation.metrics import score
+from captioner.model.decoder import Decoder
+from captioner.model.encoder import Encoder
+from captioner.model.regions import Regions
+from captioner.training.objectives import Loss, hard_objective, soft_objective
+
+
+class CaptioningModule(L.LightningModule):
+    """The captioner in training.
+
+    Args:
+        prepared: a folder that `captioner prepare` wrote: its vocabulary, encoder and preprocessing.
+        attention: `soft`, trained by backpropagation, or `hard`, by REINFORCE.
+        start: a model's folder or name whose decoder to start from; None starts afresh.
+        feature_size, embedding_size, hidden_size, attention_size, dropout: see `Decoder`.
+        learning_rate: the largest of the one-cycle schedule (Smith and Topin 2019, arXiv 1708.07120).
+        label_smoothing: of the words' cross-entropy.
+        doubly_stochastic: lambda of the soft objective.
+        lambda_r, lambda_e: weights of the hard objective's score-function and entropy terms.
+        expectation: probability, per photograph, that a draw is replaced by its expectation.
+        gradient_norm: gradients are clipped to this norm.
+        finetune_from: the epoch from which the encoder learns too; None keeps it frozen.
+        encoder_learning_rate: the encoder's, as a share of `learning_rate`.
+        validate_with: selection rule and
+        validate_beam: beam size of the validation captions; the rule becomes the saved model's own.
+    """
+
+    def __init__(
+        self,
+        prepared: str,
+        attention: Literal["soft", "hard"] = "soft",
+        start: str | None = None,
+        feature_size: int | None = 512,
+        embedding_size: int = 384,
+        hidden_size: int = 384,
+        attention_size: int = 384,
+        dropout: float = 0.5,
+        learning_rate: float = 1.5e-3,
+        label_smoothing: float = 0.1,
+        doubly_stochastic: float = 1.0,
+        lambda_r: float = 0.1,
+        lambda_e: float = 0.002,
+        expectation: float = 0.5,
+        gradient_norm: float = 10.0,
+        finetune_from: int | None = None,
+        encoder_learning_rate: float = 0.01,
+        validate_with: Literal["soft", "sample", "argmax"] | None = None,
+        validate_beam: int = 1,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        data = Prepared.open(prepared)
+        encoder = Encoder(**data.encoder)
+        _, region_size = encoder.measure(data.preprocess.size)
+        decoder = Decoder(
+            len(data.vocabulary),
+            region_size,
+            feature_size,
+            embedding_size,
+            hidden_size,
+            attention_size,
+            dropout,
+        )
+        rule = validate_with or ("soft" if attention == "soft" else "argmax")
+        self.captioner = Captioner(
+            encoder,
+            decoder,
+            data.vocabulary,
+            data.preprocess,
+            selection=rule,
+            trained_with="soft" if attention == "soft" else "sample",
+        )
+        self.grid, _ = encoder.measure(data.preprocess.size)
+        if start is not None:
+            copy_decoder(start, self.captioner)
+        self.baseline = MovingAverage()
+        self.captions: dict[int | str, str] = {}
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = self.objective(batch)
+        if not torch.isfinite(loss.total):
+            raise UserError(
+                f"the loss is {loss.total.item()} in epoch {self.current_epoch}, batch {batch_idx}, "
+                f"photographs {batch.ids}: check their features (`captioner prepare` again), or lower "
+                "model.learning_rate"
+            )
+        self.log("train/loss", loss.total, prog_bar=True, on_step=True, batch_size=len(batch.ids))
+        figures = {f"train/{name}": value for name, value in loss.figures.items()}
+        self.log_dict(figures, on_step=True, batch_size=len(batch.ids))
+        return loss.total
+
+    def objective(self, batch: Batch) -> Loss:
+        """The loss of a batch under the objective that is trained."""
+        settings = self.hparams
+        features, decoder = self.features(batch), self.captioner.decoder
+        if settings.attention == "soft":
+            transcript = decoder(features, batch.words, batch.lengths, Soft())
+            return soft_objective(transcript, settings.doubly_stochastic, settings.label_smoothing)
+        expected = torch.rand(len(features), device=features.device) < settings.expectation
+        transcript = decoder(features, batch.words, batch.lengths, ExpectationMixing(expected))
+        return hard_objective(
+            transcript,
+            self.baseline,
+            ~expected,
+            settings.lambda_r,
+            settings.lambda_e,
+            settings.label_smoothing,
+        )
+
+    def features(self, batch: Batch) -> Tensor:
+        if batch.features is not None:
+            return batch.features
+        assert batch.pixels is not None
+        features, _ = self.captioner.encoder(batch.pixels)
+        return features
+
+    def on_fit_start(self) -> None:
+        finetune = self.hparams.finetune_from
+        if finetune is not None and not self.trainer.datamodule.photographs:  # type: ignore[attr-defined]
+            raise UserError(
+                "model.finetune_from trains the encoder, but batches come from the feature store: "
+                "set data.photographs to true"
+            )
+
+    def on_train_epoch_start(self) -> None:
+        finetune = self.hparams.finetune_from
+        if finetune is not None and self.current_epoch >= finetune:
+            self.captioner.encoder.unfreeze()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        regions = Regions(self.features(batch), self.grid)
+        captions = self.captioner.decode(regions, beam_size=self.hparams.validate_beam)
+        self.captions |= dict(zip(batch.ids, (caption.text for caption in captions), strict=True))
+
+    def on_validation_epoch_end(self) -> None:
+        captions, self.captions = self.gather(self.captions), {}
+        if self.trainer.sanity_checking:
+            return
+        references = self.trainer.datamodule.references()  # type: ignore[attr-defined]
+        asked = {image: references[image] for image in captions}
+        scores = score(asked, captions, tokenizer="python", metrics=("BLEU-4", "CIDEr"))
+        for name, value in scores.metrics.items():
+            if value is not None:
+                self.log(f"val/{name}", value, prog_bar=True)
+
+    def gather(self, captions: dict[int | str, str]) -> dict[int | str, str]:
+        """The captions of all processes."""
+        if self.trainer.world_size == 1:
+            return captions
+        parts: list[Any] = [None] * self.trainer.world_size
+        torch.distributed.all_gather_object(parts, captions)
+        return {image: text for part in parts for image, text in part.items()}
+
+    def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        norm = clip_grad_norm_(self.parameters(), self.hparams.gradient_norm)
+        self.log("train/gradient_norm", norm, on_step=True)
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        rate, share = self.hparams.learning_rate, self.hparams.encoder_learning_rate
+        groups: list[dict[str, Any]] = [{"params": list(self.captioner.decoder.parameters())}]
+        rates = [rate]
+        if self.hparams.finetune_from is not None:
+            groups.append({"params": list(self.captioner.encoder.parameters())})
+            rates.append(rate * share)
+        optimizer = torch.optim.Adam(groups, lr=rate, fused=True)
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def copy_decoder(model: str | Path, captioner: Captioner) -> None:
+    """Start from another model's decoder.
+
+    Raises:
+        UserError: it has another vocabulary or other sizes.
+    """
+    other = Captioner.load(model)
+    if other.vocabulary != captioner.vocabulary or other.decoder.sizes != captioner.decoder.sizes:
+        raise UserError(
+            f"model.start {model} has {len(other.vocabulary)} words and sizes {other.decoder.sizes}, "
+            f"this model {len(captioner.vocabulary)} and {captioner.decoder.sizes}: they must agree"
+        )
+    captioner.decoder.load_state_dict(other.decoder.state_dict())

@@ -1,0 +1,101 @@
+"""What training minimises: the paper's soft objective (eq. 14) and hard objective (eqs. 11 to 13)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from captioner.attention.estimators import MovingAverage, score_function
+from captioner.attention.selection import entropy
+from captioner.model.decoder import Transcript
+from captioner.text.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A scalar to minimise, the mean over captions, and the figures to log beside it."""
+
+    total: Tensor
+    figures: dict[str, Tensor]
+
+
+def soft_objective(
+    transcript: Transcript, doubly_stochastic: float = 1.0, label_smoothing: float = 0.0
+) -> Loss:
+    """-log p(y | a) + lambda sum_i (1 - sum_t alpha_ti)^2 for each caption (eq. 14), their mean."""
+    words = word_loss(transcript, label_smoothing)
+    penalty = doubly_stochastic_penalty(transcript)
+    captions = present(transcript)
+    total = (transcript.per_caption(words) + doubly_stochastic * penalty)[captions].mean()
+    return Loss(total, figures(transcript) | {"coverage": penalty[captions].mean()})
+
+
+def hard_objective(
+    transcript: Transcript,
+    baseline: MovingAverage,
+    sampled: Tensor,
+    lambda_r: float,
+    lambda_e: float,
+    label_smoothing: float = 0.0,
+) -> Loss:
+    """The negative of the objective whose gradient is, for each caption and its one draw s (eq. 13),
+
+        grad log p(y|s,a) + lambda_r (log p(y|s,a) - b) grad log p(s|a) + lambda_e grad H[s].
+
+    Args:
+        transcript: made under the rule `ExpectationMixing`.
+        baseline: b, moved on by the rewards of the captions whose selections were drawn.
+        sampled: (B,) the photographs whose selections were drawn, not replaced by their expectation.
+        lambda_r: weight of the score-function term.
+        lambda_e: weight of the entropy.
+    """
+    assert transcript.log_prob is not None
+    captions = present(transcript)
+    reward = transcript.per_caption(word_log_probs(transcript)).detach()
+    drawn = captions & sampled[:, None]
+    b = baseline(reward[drawn]) if drawn.any() else baseline.value
+    surrogate = score_function(transcript.per_caption(transcript.log_prob), reward, b)
+    uncertainty = transcript.per_caption(entropy(transcript.scores))
+    words = transcript.per_caption(word_loss(transcript, label_smoothing))
+    total = (words - lambda_r * surrogate - lambda_e * uncertainty)[captions].mean()
+    return Loss(
+        total,
+        figures(transcript)
+        | {"reward": reward[drawn].mean() if drawn.any() else b, "baseline": b},
+    )
+
+
+def word_log_probs(transcript: Transcript) -> Tensor:
+    """log p (M,) of the words that came."""
+    log_probs = transcript.logits.log_softmax(-1)
+    return log_probs.gather(-1, transcript.targets[:, None]).squeeze(-1)
+
+
+def word_loss(transcript: Transcript, label_smoothing: float) -> Tensor:
+    """Cross-entropy (M,) with label smoothing (Szegedy et al. 2016, arXiv 1512.00567)."""
+    return torch.nn.functional.cross_entropy(
+        transcript.logits, transcript.targets, reduction="none", label_smoothing=label_smoothing
+    )
+
+
+def doubly_stochastic_penalty(transcript: Transcript) -> Tensor:
+    """sum_i (1 - sum_t alpha_ti)^2 (B, n); the sum over t leaves the end token's step out."""
+    words = (transcript.targets != Vocabulary.end)[:, None]
+    return (1 - transcript.per_caption(transcript.weights * words)).square().sum(-1)
+
+
+def present(transcript: Transcript) -> Tensor:
+    """(B, n) True for captions, False where a photograph has fewer than n."""
+    return transcript.per_caption(torch.ones_like(transcript.gate)) > 0
+
+
+def figures(transcript: Transcript) -> dict[str, Tensor]:
+    """What to log of every objective: nats a word, entropy of the weights in nats, mean gate."""
+    with torch.no_grad():
+        return {
+            "word_loss": -word_log_probs(transcript).mean(),
+            "entropy": entropy(transcript.scores).mean(),
+            "gate": transcript.gate.mean(),
+        }

@@ -1,0 +1,133 @@
+"""REINFORCE against exact enumeration of all selections of a small decoder."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from captioner.attention.estimators import ExpectationMixing, MovingAverage, score_function
+from captioner.attention.selection import Sample, Soft
+from captioner.model.decoder import Decoder
+from captioner.training.objectives import hard_objective, soft_objective, word_log_probs
+
+WORDS = torch.tensor([[[1, 4, 5, 2]]])
+LENGTHS = torch.tensor([[3]])
+
+
+class Path:
+    """The rule that selects given regions, one a step, with the probabilities of sampling."""
+
+    name, stochastic = "path", True
+
+    def __init__(self, path):
+        self.path = iter(path)
+
+    def __call__(self, scores, values, u=None):
+        region = next(self.path)
+        cumulative = scores.softmax(-1).detach().cumsum(-1)
+        inside = cumulative[..., region] - scores.softmax(-1).detach()[..., region] / 2
+        return Sample()(scores, values, inside)
+
+
+@pytest.fixture
+def decoder():
+    torch.manual_seed(1)
+    return Decoder(6, 4, None, 5, 5, 5, dropout=0.0).double()
+
+
+@pytest.fixture
+def features():
+    return torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+def gradient(decoder, scalar):
+    parameters = list(decoder.parameters())
+    parts = torch.autograd.grad(scalar, parameters, allow_unused=True, retain_graph=True)
+    return torch.cat(
+        [(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, parts, strict=True)]
+    )
+
+
+@pytest.mark.parametrize("baseline", [0.0, -4.0])
+def test_reinforce_is_unbiased(decoder, features, baseline):
+    """Summed over all 27 paths by their probability it is the gradient of E[log p(y | s, a)]."""
+    exact, estimated = 0.0, 0.0
+    for path in itertools.product(range(3), repeat=3):
+        transcript = decoder(features, WORDS, LENGTHS, Path(path))
+        log_prob = transcript.per_caption(transcript.log_prob).squeeze()
+        reward = transcript.per_caption(word_log_probs(transcript)).squeeze()
+        exact = exact + log_prob.exp() * reward
+        surrogate = reward + score_function(log_prob, reward, torch.tensor(baseline))
+        estimated = estimated + log_prob.exp().detach() * gradient(decoder, surrogate)
+    expected = gradient(decoder, exact)
+    assert expected.norm() > 1e-3
+    torch.testing.assert_close(estimated, expected, rtol=1e-8, atol=1e-12)
+
+
+def test_the_probabilities_of_all_paths_sum_to_one(decoder, features):
+    total = 0.0
+    for path in itertools.product(range(3), repeat=3):
+        transcript = decoder(features, WORDS, LENGTHS, Path(path))
+        total += transcript.log_prob.sum().exp().item()
+    assert total == pytest.approx(1.0, rel=1e-12)
+
+
+def test_the_hard_objective_has_the_gradient_of_equation_13(decoder, features):
+    torch.manual_seed(0)
+    baseline = MovingAverage()
+    baseline(torch.tensor([-2.0]))
+    transcript = decoder(features, WORDS, LENGTHS, Path([2, 0, 1]))
+    loss = hard_objective(transcript, baseline, torch.tensor([True]), lambda_r=0.3, lambda_e=0.2)
+    reward = word_log_probs(transcript).sum()
+    weights = transcript.weights
+    uncertainty = -(weights * weights.log()).sum()
+    objective = (
+        reward + 0.3 * (reward.detach() + 2.0) * transcript.log_prob.sum() + 0.2 * uncertainty
+    )
+    again = decoder(features, WORDS, LENGTHS, Path([2, 0, 1]))
+    torch.testing.assert_close(again.log_prob, transcript.log_prob)
+    torch.testing.assert_close(
+        gradient(decoder, loss.total), -gradient(decoder, objective), rtol=1e-6, atol=1e-9
+    )
+
+
+def test_expectation_mixing_is_soft_for_the_images_of_the_coin_and_hard_for_the_others():
+    scores = torch.randn(2, 3, 4)
+    values = torch.randn(2, 4, 5)
+    u = torch.rand(2, 3)
+    selection = ExpectationMixing(torch.tensor([True, False]))(scores, values, u)
+    soft, drawn = Soft()(scores, values), Sample()(scores, values, u)
+    torch.testing.assert_close(selection.context[0], soft.context[0])
+    torch.testing.assert_close(selection.context[1], drawn.context[1])
+    assert selection.log_prob[0].tolist() == [0.0, 0.0, 0.0]
+    torch.testing.assert_close(selection.log_prob[1], drawn.log_prob[1])
+
+
+def test_with_the_expectation_everywhere_the_hard_objective_is_the_soft_likelihood(decoder, features):
+    hard = decoder(features, WORDS, LENGTHS, ExpectationMixing(torch.tensor([True])))
+    soft = decoder(features, WORDS, LENGTHS, Soft())
+    loss = hard_objective(hard, MovingAverage(), torch.tensor([False]), lambda_r=1.0, lambda_e=0.0)
+    torch.testing.assert_close(loss.total, soft_objective(soft, doubly_stochastic=0.0).total)
+
+
+def test_moving_average_follows_the_paper_and_travels_with_the_state():
+    baseline = MovingAverage()
+    assert baseline(torch.tensor([-4.0, -6.0])).item() == -5.0
+    assert baseline(torch.tensor([-15.0])).item() == -5.0
+    assert baseline(torch.tensor([0.0])).item() == pytest.approx(0.9 * -5 + 0.1 * -15)
+    restored = MovingAverage()
+    restored.load_state_dict(baseline.state_dict())
+    assert restored(torch.tensor([0.0])).item() == pytest.approx(0.9 * -6.0)
+
+
+def test_uniform_weights_of_four_words_on_four_regions_are_doubly_stochastic():
+    decoder = Decoder(8, 4, None, 5, 5, 5, dropout=0.0)
+    torch.nn.init.zeros_(decoder.scoring.v)
+    words = torch.tensor([[[1, 4, 5, 6, 7, 2, 0]]])
+    transcript = decoder(torch.randn(1, 4, 4), words, torch.tensor([[5]]), Soft())
+    with_penalty = soft_objective(transcript, doubly_stochastic=1.0)
+    assert with_penalty.figures["coverage"].item() == pytest.approx(0.0, abs=1e-12)
+    assert math.isclose(
+        with_penalty.total.item(), soft_objective(transcript, 0.0).total.item(), rel_tol=1e-6
+    )

@@ -1,0 +1,78 @@
+import math
+
+import pytest
+import torch
+
+from captioner.attention.selection import Argmax, Sample, Soft, entropy, inverse_transform, selection_rule
+from captioner.errors import UserError
+
+WEIGHTS = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+SCORES = WEIGHTS.log()[None, None]
+VALUES = torch.tensor([2.0, 6.0, 10.0], dtype=torch.float64)[None, :, None]
+
+
+def test_soft_is_the_expected_region():
+    selection = Soft()(SCORES, VALUES)
+    assert selection.context.item() == pytest.approx(4.8)
+    assert selection.selected is None and selection.log_prob is None
+
+
+def test_sample_takes_the_first_region_whose_cumulative_weight_exceeds_u():
+    selection = Sample()(SCORES, VALUES, torch.tensor([[0.65]], dtype=torch.float64))
+    assert selection.context.item() == 6.0
+    assert selection.selected.tolist() == [[[1]]]
+    assert selection.log_prob.item() == pytest.approx(math.log(0.3))
+
+
+@pytest.mark.parametrize(
+    ("u", "region"), [(0.0, 0), (0.49, 0), (0.51, 1), (0.79, 1), (0.81, 2), (1 - 1e-16, 2)]
+)
+def test_inverse_transform_boundaries(u, region):
+    assert inverse_transform(WEIGHTS, torch.tensor(u, dtype=torch.float64)).item() == region
+
+
+def test_sampled_frequencies_match_the_weights():
+    u = torch.rand(1, 30_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    selected = Sample()(SCORES.expand(1, 30_000, 3), VALUES, u).selected
+    counts = torch.bincount(selected.flatten(), minlength=3).double()
+    expected = 30_000 * WEIGHTS
+    chi_square = ((counts - expected) ** 2 / expected).sum().item()
+    assert chi_square < 9.21  # the 99th percentile with two degrees of freedom
+
+
+def test_sample_log_prob_has_the_gradient_of_log_softmax():
+    scores = SCORES.clone().requires_grad_()
+    u = torch.tensor([[0.65]], dtype=torch.float64)
+    Sample()(scores, VALUES, u).log_prob.sum().backward()
+    expected = torch.tensor([-0.5, 0.7, -0.2], dtype=torch.float64)
+    torch.testing.assert_close(scores.grad[0, 0], expected)
+
+
+def test_argmax_takes_the_first_of_equals():
+    scores = torch.tensor([[[1.0, 3.0, 3.0]]])
+    selection = Argmax()(scores, torch.tensor([[[2.0], [6.0], [10.0]]]))
+    assert selection.selected.item() == 1 and selection.context.item() == 6.0
+
+
+def test_each_query_selects_from_its_own_photograph():
+    values = torch.arange(12.0).reshape(2, 3, 2)
+    scores = torch.tensor([[[9.0, 0, 0], [0, 0, 9.0]], [[0, 9.0, 0], [9.0, 0, 0]]])
+    context = Argmax()(scores, values).context
+    assert context.tolist() == [[[0, 1], [4, 5]], [[8, 9], [6, 7]]]
+
+
+def test_entropy_of_extreme_scores_is_a_number():
+    scores = torch.tensor([[6e4, -6e4, 0.0], [0.0, 0.0, 0.0], [0.0, -torch.inf, 0.0]])
+    torch.testing.assert_close(entropy(scores), torch.tensor([0.0, math.log(3), math.log(2)]))
+
+
+def test_an_underflowing_weight_has_a_finite_log_probability():
+    scores = torch.tensor([[[0.0, -200.0]]], requires_grad=True)
+    log_prob = scores.log_softmax(-1)[..., 1]
+    log_prob.sum().backward()
+    assert log_prob.item() == pytest.approx(-200.0) and scores.grad.isfinite().all()
+
+
+def test_unknown_rule_names_the_known_ones():
+    with pytest.raises(UserError, match=r"'softest'.*soft, sample, argmax"):
+        selection_rule("softest")

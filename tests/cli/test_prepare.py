@@ -1,0 +1,132 @@
+"""`captioner prepare`."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from captioner.cli import main
+from captioner.cli.prepare import pixel_scale
+from captioner.data import shapes
+from captioner.data.prepared import Prepared
+
+SMALL = ("--encoder", "patches", "--size", "64", "--min-count", "1", "--workers", "0")
+
+
+@pytest.fixture
+def captions(tmp_path: Path, pictures: list[Path]) -> Path:
+    """Four photographs to train on, with a caption that is empty and one to validate."""
+    root = pictures[0].parent
+    images = [
+        {"id": i, "file_name": str(path.relative_to(root)), "split": "val" if i == 4 else "train"}
+        for i, path in enumerate(pictures)
+    ]
+    texts = [(0, "A dog runs."), (0, " "), (1, "a dog"), (2, "a cat"), (3, "dog"), (4, "a zzyzx")]
+    annotations = [{"id": n, "image_id": i, "caption": text} for n, (i, text) in enumerate(texts)]
+    path = tmp_path / "captions.json"
+    path.write_text(json.dumps({"images": images, "annotations": annotations}))
+    return path
+
+
+def test_prepares_what_training_reads(process, captions, pictures, tmp_path):
+    images = pictures[0].parent
+    done = process("prepare", captions, "--images", images, "--out", "ready", *SMALL)
+    assert done.returncode == 0, done.stderr
+    prepared = Prepared.open(tmp_path / "ready")
+    assert prepared.captions.splits() == {"train": 4, "val": 1}
+    assert prepared.vocabulary.words[4:] == ("a", "dog", "cat", "runs")
+    assert prepared.features().grid == (4, 4)
+    assert [pictures[4].name in prepared.features(), len(prepared.features())] == [True, 5]
+    rows = [line.split("│")[1:-1] for line in done.stdout.splitlines() if "│" in line]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        ["train", "4", "4", "8", "100.00%"],
+        ["val", "1", "1", "2", "50.00%"],
+    ]
+    assert "8 words" in done.stdout
+    assert "4 x 4 regions of 768, patches" in done.stdout
+    assert "1 empty captions" in done.stdout
+
+
+def test_size_of_rows_and_columns(captions, pictures, tmp_path):
+    arguments = ("prepare", captions, "--images", pictures[0].parent, "--out", tmp_path / "ready")
+    assert main([*map(str, (*arguments, *SMALL, "--size", "32x96"))]) == 0
+    assert Prepared.open(tmp_path / "ready").features().grid == (2, 6)
+
+
+def test_shapes(tmp_path, monkeypatch, capsys):
+    few = partial(shapes.write_shapes, train=6, val=2, test=2)
+    monkeypatch.setattr(shapes, "write_shapes", few)
+    arguments = ("prepare", "shapes", "--out", tmp_path, "--min-count", 1, "--workers", 0)
+    assert main([*map(str, arguments)]) == 0
+    prepared = Prepared.open(tmp_path)
+    assert prepared.captions.splits() == {"train": 6, "val": 2, "test": 2}
+    assert prepared.images == tmp_path / "images"
+    assert prepared.captions.images[0].boxes
+    assert prepared.features().grid == (7, 7)
+
+
+@pytest.mark.parametrize(("policy", "code"), [("skip", 0), ("report", 1)])
+def test_bad_photographs_are_left_out(
+    policy, code, captions, pictures, bad_pictures, tmp_path, capsys
+):
+    content = json.loads(captions.read_text())
+    for image, bad in zip(content["images"][1:], bad_pictures, strict=False):
+        image["file_name"] = str(bad)
+    captions.write_text(json.dumps(content))
+    arguments = ("prepare", captions, "--images", pictures[0].parent, "--out", tmp_path / "ready")
+    assert main([*map(str, (*arguments, *SMALL, "--on-bad-image", policy))]) == code
+    prepared = Prepared.open(tmp_path / "ready")
+    assert [image.id for image in prepared.captions.images] == [0, 4]
+    printed = capsys.readouterr()
+    assert "3 images that cannot be read" in printed.out
+    for bad in bad_pictures:
+        assert (str(bad) in printed.err) == (policy == "report")
+
+
+def test_bad_photograph_stops(refused, captions, pictures, bad_pictures, tmp_path):
+    content = json.loads(captions.read_text())
+    content["images"][1]["file_name"] = str(bad_pictures[0])
+    captions.write_text(json.dumps(content))
+    arguments = ("prepare", captions, "--images", pictures[0].parent, "--out", tmp_path / "ready")
+    assert str(bad_pictures[0]) in refused(*arguments, *SMALL)
+    assert not (tmp_path / "ready" / "prepared.json").exists()
+
+
+def test_missing_photographs_are_counted_before_the_work(refused, captions, tmp_path):
+    (tmp_path / "none").mkdir()
+    arguments = ("prepare", captions, "--images", tmp_path / "none", "--out", tmp_path / "ready")
+    complaint = refused(*arguments, *SMALL)
+    assert "5 of 5 photographs are missing" in complaint
+    assert f"under {tmp_path / 'none'}" in complaint
+    assert "beach.png, cat.jpg, more/beach.jpg" in complaint
+    assert not (tmp_path / "ready").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("none.json", "--images", "{images}"), "none.json"),
+        (("{captions}",), "--images"),
+        (("{captions}", "--images", "{images}/none"), "{images}/none"),
+        (("{captions}", "--images", "{images}", "--encoder", "resnet1"), "'resnet1'"),
+        (("{captions}", "--images", "{images}", "--size", "224x"), "'224x'"),
+        (("{captions}", "--images", "{images}", "--size", "0"), "'0'"),
+        (("{captions}", "--images", "{images}", "--min-count", "0"), "--min-count"),
+        (("{captions}", "--images", "{images}", "--workers", "-1"), "--workers"),
+    ],
+)
+def test_bad_input(arguments, says, refused, captions, pictures, tmp_path):
+    values = {"captions": captions, "images": pictures[0].parent}
+    arguments = [argument.format(**values) for argument in arguments]
+    complaint = refused("prepare", "--out", tmp_path / "ready", *SMALL, *arguments)
+    assert says.format(**values) in complaint
+    assert not (tmp_path / "ready").exists()
+
+
+def test_pixel_scale_is_the_encoders_own():
+    imagenet = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    half = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+    assert pixel_scale("vgg19") == imagenet
+    assert pixel_scale("timm:resnet50.tv_in1k") == imagenet
+    assert pixel_scale("efficientnet_lite0") == half

@@ -1,0 +1,140 @@
+import itertools
+
+import pytest
+import torch
+
+from captioner.attention.selection import Argmax, Sample, Soft
+from captioner.decoding.beam import beam_search
+from captioner.model.decoder import Decoder
+from captioner.text.vocabulary import Vocabulary
+
+VOCABULARY = 7  # the four special tokens and three words
+
+
+@pytest.fixture
+def decoder():
+    torch.manual_seed(3)
+    decoder = Decoder(VOCABULARY, 5, None, 6, 8, 4, dropout=0.0)
+    with torch.no_grad():
+        decoder.output.weight *= 6  # sharper than untrained, so that beams differ
+        decoder.embedding.weight *= 10
+    return decoder.eval()
+
+
+@pytest.fixture
+def features():
+    return torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(4))
+
+
+@torch.inference_mode()
+def log_probability(decoder, features, words, rule, end=True):
+    """log p of a caption, word by word, without the special tokens that are never written."""
+    memory = decoder.read(features[None])
+    state, previous, total = decoder.start(memory), Vocabulary.start, 0.0
+    for word in [*words, Vocabulary.end] if end else words:
+        log_probs, state, _ = decoder.step(torch.tensor([[previous]]), state, memory, rule)
+        total += log_probs[0, 0, word].item()
+        previous = word
+    return total
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 0.7, 1.0])
+def test_a_wide_beam_is_exhaustive_search(decoder, features, length_penalty):
+    captions = [c for length in range(4) for c in itertools.product((4, 5, 6), repeat=length)]
+    for photo in features:
+        scores = {
+            caption: log_probability(decoder, photo, caption, Soft()) / (len(caption) + 1) ** length_penalty
+            for caption in captions
+        }
+        best = max(scores, key=scores.__getitem__)
+        found = beam_search(decoder, photo[None], Soft(), 40, 3, length_penalty)[0]
+        assert tuple(found[0].words) == best
+        assert found[0].score == pytest.approx(scores[best], rel=1e-4)
+        assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
+
+
+@pytest.mark.parametrize("rule", [Soft(), Argmax()])
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_log_probabilities_are_those_of_the_words(decoder, features, rule, beam_size):
+    for photo, hypotheses in zip(
+        features, beam_search(decoder, features, rule, beam_size, 6), strict=True
+    ):
+        for hypothesis in hypotheses:
+            expected = log_probability(decoder, photo, hypothesis.words, rule, hypothesis.finished)
+            if hypothesis.finished:
+                assert hypothesis.log_prob == pytest.approx(expected, rel=1e-4)
+            assert hypothesis.word_log_probs.sum().item() <= 0
+            assert len(hypothesis.words) == len(hypothesis.weights) == len(hypothesis.gate)
+            assert not {0, 1, 2, 3} & set(hypothesis.words)
+
+
+def test_greedy_takes_the_likeliest_word_at_each_step(decoder, features):
+    for photo, (hypothesis,) in zip(features, beam_search(decoder, features, Soft(), 1, 6), strict=True):
+        memory = decoder.read(photo[None])
+        state, previous, words = decoder.start(memory), Vocabulary.start, []
+        weights = []
+        for _ in range(6):
+            log_probs, state, step = decoder.step(torch.tensor([[previous]]), state, memory, Soft())
+            log_probs[..., [0, 1, 3]] = -torch.inf
+            previous = log_probs.argmax().item()
+            if previous == Vocabulary.end:
+                break
+            words.append(previous)
+            weights.append(step.selection.weights[0, 0])
+        assert hypothesis.words == words
+        if words:
+            torch.testing.assert_close(hypothesis.weights, torch.stack(weights))
+
+
+def test_each_words_map_is_the_one_that_made_it(decoder, features):
+    """Replaying a hypothesis gives its weights and selections, through all the beam's reordering."""
+    for photo, hypotheses in zip(features, beam_search(decoder, features, Argmax(), 4, 6), strict=True):
+        for hypothesis in hypotheses:
+            memory = decoder.read(photo[None])
+            state, previous = decoder.start(memory), Vocabulary.start
+            for t, word in enumerate(hypothesis.words):
+                log_probs, state, step = decoder.step(
+                    torch.tensor([[previous]]), state, memory, Argmax()
+                )
+                torch.testing.assert_close(hypothesis.weights[t], step.selection.weights[0, 0])
+                assert hypothesis.selected[t].tolist() == step.selection.selected[0, 0].tolist()
+                assert hypothesis.word_log_probs[t].item() == pytest.approx(
+                    log_probs[0, 0, word].item(), rel=1e-4
+                )
+                previous = word
+
+
+@pytest.mark.parametrize("rule", [Soft(), Sample(), Argmax()])
+def test_a_batch_gives_what_one_by_one_gives(decoder, features, rule):
+    seeds = [11, 12, 13, 14]
+    together = beam_search(decoder, features, rule, 3, 8, seeds=seeds)
+    backwards = beam_search(decoder, features.flip(0), rule, 3, 8, seeds=seeds[::-1])[::-1]
+    for i, hypotheses in enumerate(together):
+        alone = beam_search(decoder, features[i : i + 1], rule, 3, 8, seeds=seeds[i : i + 1])[0]
+        for others in (alone, backwards[i]):
+            assert [h.words for h in hypotheses] == [h.words for h in others]
+            torch.testing.assert_close(hypotheses[0].weights, others[0].weights)
+
+
+def test_random_selection_depends_on_the_seed_alone(decoder, features):
+    first, second = (beam_search(decoder, features, Sample(), 1, 12, seeds=[5] * 4) for _ in range(2))
+    other = beam_search(decoder, features, Sample(), 1, 12, seeds=[6] * 4)
+    selected = [[h[0].selected.tolist() for h in run] for run in (first, second, other)]
+    assert selected[0] == selected[1] != selected[2]
+
+
+def test_an_unfinished_hypothesis_is_returned_flagged_with_its_weights(decoder, features):
+    with torch.no_grad():
+        decoder.output.bias[Vocabulary.end] = -1e4
+    for hypotheses in beam_search(decoder, features, Argmax(), 3, 5):
+        assert not hypotheses[0].finished
+        assert len(hypotheses[0].words) == 5 and hypotheses[0].weights.shape == (5, 3)
+        assert hypotheses[0].selected.shape == (5, 1)
+
+
+def test_a_caption_of_no_words_has_no_weights(decoder, features):
+    with torch.no_grad():
+        decoder.output.bias[Vocabulary.end] = 1e4
+    hypothesis = beam_search(decoder, features, Argmax(), 1, 5)[0][0]
+    assert hypothesis.words == [] and hypothesis.finished
+    assert hypothesis.weights.shape == (0, 3) and hypothesis.selected.shape == (0, 1)

@@ -1,0 +1,111 @@
+import pytest
+import torch
+
+from captioner.attention.selection import Argmax, Soft
+from captioner.model.decoder import Decoder, State
+from captioner.training.objectives import soft_objective, word_log_probs
+
+
+@pytest.fixture
+def decoder():
+    torch.manual_seed(0)
+    return Decoder(9, 6, 5, 4, 7, 3, dropout=0.0).double()
+
+
+@pytest.fixture
+def features():
+    return torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+WORDS = torch.tensor(
+    [[[1, 4, 5, 6, 2], [1, 7, 2, 0, 0]], [[1, 8, 4, 2, 0], [1, 0, 0, 0, 0]]]
+)
+LENGTHS = torch.tensor([[4, 2], [3, 0]])
+
+
+def test_a_step_is_the_papers(decoder, features):
+    """Equations 1 to 9 written out for one photograph and one word, beside the module."""
+    memory = decoder.read(features[:1])
+    a = decoder.project(features[0])
+    mean = decoder.initial(a.mean(0)).tanh()
+    h, c = mean[:7], mean[7:]
+    state = decoder.start(memory)
+    torch.testing.assert_close(state.h[0, 0], h)
+
+    weight, bias = decoder.from_hidden.weight, decoder.from_hidden.bias
+    query = weight[28:31] @ h + bias[28:31]
+    e = torch.stack([decoder.scoring.v @ torch.tanh(decoder.keys(region) + query) for region in a])
+    alpha = e.softmax(0)
+    beta = torch.sigmoid(weight[31] @ h + bias[31])
+    z = beta * sum(alpha[i] * a[i] for i in range(4))
+    y = decoder.embedding.weight[5]
+    gates = decoder.from_word.weight @ y + weight[:28] @ h + bias[:28] + decoder.from_context.weight @ z
+    i, f, o, g = gates[:7], gates[7:14], gates[14:21], gates[21:]
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    h = o.sigmoid() * c.tanh()
+    deep = y + decoder.output_hidden(h) + decoder.output_context.weight @ z
+    expected = decoder.output(deep).log_softmax(0)
+
+    log_probs, new, step = decoder.step(torch.tensor([[5]]), state, memory, Soft())
+    torch.testing.assert_close(log_probs[0, 0], expected)
+    torch.testing.assert_close(new.h[0, 0], h)
+    torch.testing.assert_close(step.selection.weights[0, 0], alpha)
+    torch.testing.assert_close(step.gate[0, 0], beta)
+
+
+def test_teacher_forcing_equals_step_by_step(decoder, features):
+    transcript = decoder(features, WORDS, LENGTHS, Argmax())
+    total = transcript.per_caption(word_log_probs(transcript))
+    for image, caption in ((0, 0), (0, 1), (1, 0)):
+        memory = decoder.read(features[image : image + 1])
+        state, expected = decoder.start(memory), 0.0
+        for t in range(LENGTHS[image, caption]):
+            word, following = WORDS[image, caption, t : t + 2]
+            log_probs, state, _ = decoder.step(word.view(1, 1), state, memory, Argmax())
+            expected += log_probs[0, 0, following]
+        torch.testing.assert_close(total[image, caption], expected)
+
+
+def test_padding_and_absent_captions_count_for_nothing(decoder, features):
+    transcript = decoder(features, WORDS, LENGTHS, Soft())
+    assert len(transcript.targets) == 9
+    assert transcript.per_caption(word_log_probs(transcript))[1, 1] == 0
+    longer = torch.nn.functional.pad(WORDS, (0, 3))
+    again = decoder(features, longer, LENGTHS, Soft())
+    torch.testing.assert_close(soft_objective(again).total, soft_objective(transcript).total)
+    alone = decoder(features[1:], WORDS[1:, :1], LENGTHS[1:, :1], Soft())
+    torch.testing.assert_close(
+        transcript.per_caption(transcript.weights)[1, 0], alone.per_caption(alone.weights)[0, 0]
+    )
+
+
+def test_captions_share_a_photograph_without_touching_each_other(decoder, features):
+    memory = decoder.read(features)
+    states = State(torch.randn(2, 3, 7).double(), torch.randn(2, 3, 7).double())
+    words = torch.tensor([[4, 5, 6], [7, 8, 4]])
+    log_probs, new, step = decoder.step(words, states, memory, Soft())
+    for column in range(3):
+        one = State(states.h[:, column, None], states.c[:, column, None])
+        alone, _, single = decoder.step(words[:, column, None], one, memory, Soft())
+        torch.testing.assert_close(log_probs[:, column], alone[:, 0])
+        torch.testing.assert_close(step.selection.weights[:, column], single.selection.weights[:, 0])
+
+
+def test_the_gradient_is_right(decoder, features):
+    parameter = decoder.scoring.v
+    loss = soft_objective(decoder(features, WORDS, LENGTHS, Soft()), 1.0, 0.1).total
+    (analytic,) = torch.autograd.grad(loss, parameter)
+    for i in range(len(parameter)):
+        sides = []
+        for shift in (1e-6, -2e-6):
+            with torch.no_grad():
+                parameter[i] += shift
+            sides.append(soft_objective(decoder(features, WORDS, LENGTHS, Soft()), 1.0, 0.1).total.item())
+        with torch.no_grad():
+            parameter[i] += 1e-6
+        assert (sides[0] - sides[1]) / 2e-6 == pytest.approx(analytic[i].item(), rel=1e-4, abs=1e-8)
+
+
+def test_without_projection_the_features_are_attended_as_they_are(features):
+    decoder = Decoder(9, 6, None, 4, 7, 3, dropout=0.0).double()
+    assert decoder.read(features).values is features or torch.equal(decoder.read(features).values, features)
