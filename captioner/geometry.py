@@ -3,16 +3,63 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from math import floor
 from typing import Any
 
-Box = tuple[float, float, float, float]
+Box = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels of the upright original
+Grid = tuple[int, int]  # rows, columns
 
 
 @dataclass(frozen=True)
 class Geometry:
+    """Where the encoder's input lies on a photograph. Nothing else computes a cell's box.
+
+    Attributes:
+        width, height: of the upright original photograph, in pixels.
+        view: the part of it that the input shows; with letterbox padding it reaches outside.
+    """
+
     width: int
     height: int
     view: Box
 
+    def cell_box(self, index: int, grid: Grid) -> Box:
+        """The box of a region, row-major, clipped to the photograph; empty where it shows padding.
+
+        Raises:
+            IndexError: the grid has no such region.
+        """
+        rows, columns = grid
+        if not 0 <= index < rows * columns:
+            raise IndexError(f"region {index} of a grid of {rows} x {columns}")
+        row, column = divmod(index, columns)
+        x1, y1, x2, y2 = self.view
+        xs = (x1 + (x2 - x1) * c / columns for c in (column, column + 1))
+        ys = (y1 + (y2 - y1) * r / rows for r in (row, row + 1))
+        left, right = (min(max(x, 0.0), float(self.width)) for x in xs)
+        top, bottom = (min(max(y, 0.0), float(self.height)) for y in ys)
+        return left, top, right, bottom
+
+    def cell_boxes(self, grid: Grid) -> list[Box]:
+        """The boxes of all regions, row-major."""
+        return [self.cell_box(index, grid) for index in range(grid[0] * grid[1])]
+
+    def cell_at(self, x: float, y: float, grid: Grid) -> int | None:
+        """The region that shows a pixel of the original; None where the input does not show it."""
+        rows, columns = grid
+        x1, y1, x2, y2 = self.view
+        column = floor((x - x1) / (x2 - x1) * columns)
+        row = floor((y - y1) / (y2 - y1) * rows)
+        inside = 0 <= x < self.width and 0 <= y < self.height
+        if not inside or not (0 <= column < columns and 0 <= row < rows):
+            return None
+        return row * columns + column
+
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain types."""
+        return {**asdict(self), "view": list(self.view)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Geometry:
+        """What `to_dict` gave."""
+        return cls(values["width"], values["height"], tuple(values["view"]))

@@ -1,4 +1,4 @@
-"""The steps of scripts/quickstart.sh, run as the script has them, with less data and less training."""
+"""The steps of scripts/quickstart.sh as the script has them, with less data and less training."""
 
 import json
 import re

@@ -76,14 +76,14 @@ def run(args: argparse.Namespace) -> int:
         tokenizer,
     )
     title = f"{args.model} on {args.split} ({len(images)} images), beam {args.beam_size}"
-    report(args.json, comparison.to_dict() | {"settings": settings}, table(comparison, title))
+    report(args.json, comparison.to_dict() | {"settings": settings}, title, table(comparison))
     return 0
 
 
-def table(comparison: Comparison, title: str) -> Table:
+def table(comparison: Comparison) -> Table:
     from rich.table import Table
 
-    grid = Table("", title=title, title_justify="left")
+    grid = Table("metric")
     for row in comparison.rows:
         seeds = f" ({len(row.seeds)} seeds)" if len(row.seeds) > 1 else ""
         grid.add_column(f"{row.selection}{seeds}", justify="right")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from captioner.cli.arguments import check_at_least, check_json, check_writable, note
+from captioner.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,9 +74,11 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_at_least(args, beam_size=1, max_length=1, batch_size=1)
+    check_json(args.json)
     captions_file = args.captions or default_captions_file(args.json, args.split)
     check_writable("--captions", captions_file)
-    check_json(args.json)
+    if args.json is not None and captions_file == Path(args.json):
+        raise UserError(f"--captions and --json are both {args.json}: give two files")
     tokenizer = usable_tokenizer(args.tokenizer)
 
     import captioner
@@ -124,21 +127,21 @@ def run(args: argparse.Namespace) -> int:
         )
     how = f"{settings['selection']}, beam {args.beam_size}"
     title = f"{args.model} on {args.split} ({len(images)} images), {how}"
-    report(args.json, scores.to_dict() | {"settings": settings}, table(scores, title))
+    report(args.json, scores.to_dict() | {"settings": settings}, title, table(scores))
     return 0
 
 
-def table(scores: Scores, title: str) -> Table:
+def table(scores: Scores) -> Table:
     from rich.table import Table
 
-    grid = Table("metric", title=title, title_justify="left")
+    grid = Table("metric")
     grid.add_column("score", justify="right")
     for name, value in scores.metrics.items():
         grid.add_row(name, "-" if value is None else f"{value:.4f}")
     return grid
 
 
-def report(target: str | None, result: Mapping[str, Any], shown: Table) -> None:
+def report(target: str | None, result: Mapping[str, Any], title: str, shown: Table) -> None:
     """Print the table and what qualifies it; write the JSON where it was asked for."""
     from rich.console import Console
 
@@ -149,6 +152,7 @@ def report(target: str | None, result: Mapping[str, Any], shown: Table) -> None:
     elif target is not None:
         write_json(result, Path(target))
     console: Console = Console(stderr=target == "-", markup=False, highlight=False)
+    console.print(title, soft_wrap=True)
     console.print(shown)
     for name, why in result["skipped"].items():
         console.print(f"{name} was skipped: {why}", soft_wrap=True)

@@ -37,7 +37,8 @@ def generate(
     images = split_images(prepared, split, limit)
     store = prepared.features(store_key(captioner.encoder, captioner.preprocess))
     captions: dict[int | str, Caption] = {}
-    with progress_bar(f"captioning {split}", len(images)) as advance:
+    title = f"captioning {split}, {selection or captioner.selection}"
+    with progress_bar(title, len(images)) as advance:
         for first in range(0, len(images), batch_size):
             batch = images[first : first + batch_size]
             names = [image.file_name for image in batch]

@@ -105,6 +105,7 @@ def test_java_is_looked_for_before_the_data(folder, no_java, capsys):
         ("evaluate", ["--selection", "hard"], "unknown selection rule 'hard'"),
         ("evaluate", ["--beam-size", "0"], "--beam-size must be at least 1, not 0"),
         ("evaluate", ["--json", "no/such.json"], "--json no/such.json cannot be written"),
+        ("evaluate", ["--captions", "a.json", "--json", "a.json"], "are both a.json: give two"),
         ("evaluate", ["--captions", "."], "--captions . cannot be written"),
         ("evaluate", ["--tokenizer", "nltk"], "argument --tokenizer: invalid choice: 'nltk'"),
         ("evaluate", ["--model", "nothing"], "no model 'nothing'"),

@@ -12,6 +12,7 @@ import torch
 from PIL import Image, ImageColor, ImageDraw
 
 from captioner.caption import Caption
+from captioner.data.images import Preprocess
 from captioner.errors import UserError
 from captioner.geometry import Geometry
 from captioner.visualization.overlay import OUTLINE, Layout, draw_strip, heat_map, save_picture
@@ -22,13 +23,8 @@ BRIGHT = ImageColor.getrgb(OUTLINE[-1])
 
 
 def geometry_of(size: tuple[int, int], resize: str) -> Geometry:
-    """The view of a square encoder input, as each way of resizing has it."""
-    width, height = size
-    if resize == "squash":
-        return Geometry(width, height, (0.0, 0.0, float(width), float(height)))
-    side = {"crop": min(size), "pad": max(size)}[resize]
-    left, top = (width - side) / 2, (height - side) / 2
-    return Geometry(width, height, (left, top, left + side, top + side))
+    """How a square encoder input shows a photograph of this width and height."""
+    return Geometry(*size, Preprocess(resize=resize).view(*size))
 
 
 def photograph(size: tuple[int, int], seed: int = 0) -> Image.Image:
@@ -142,6 +138,25 @@ def test_every_cells_heat_peaks_in_that_cell(size, resize):
         assert heat[peak_y, peak_x] == pytest.approx(1, abs=0.01)
         shown += 1
     assert shown >= GRID[1]
+
+
+@pytest.mark.parametrize("resize", ["squash", "crop", "pad"])
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+def test_heat_lands_on_what_the_encoder_saw(size, resize):
+    # A lamp in a dark photograph, off the middle; attention goes where the input is bright.
+    x, y, radius = 0.55 * size[0], 0.45 * size[1], min(size) / 20
+    photo = Image.new("RGB", size)
+    ImageDraw.Draw(photo).ellipse((x - radius, y - radius, x + radius, y + radius), fill="white")
+    dark = Preprocess((210, 210), resize, mean=(0, 0, 0), std=(1, 1, 1))
+    seen, geometry = dark(photo)
+    light = seen.mean(0).reshape(5, 42, 7, 30).mean((1, 3)).numpy()
+    heat = np.nan_to_num(heat_map(light / light.sum(), geometry, size))
+    ys, xs = np.mgrid[0.5 : size[1], 0.5 : size[0]]
+    x1, y1, x2, y2 = geometry.view
+    assert (heat * xs).sum() / heat.sum() == pytest.approx(x, abs=0.3 * (x2 - x1) / 7)
+    assert (heat * ys).sum() / heat.sum() == pytest.approx(y, abs=0.3 * (y2 - y1) / 5)
+    peak_y, peak_x = np.unravel_index(heat.argmax(), heat.shape)
+    assert geometry.cell_at(peak_x, peak_y, GRID) == geometry.cell_at(x, y, GRID)
 
 
 def test_heat_between_two_cells_is_smooth_and_exact_at_their_centres():
@@ -453,6 +468,14 @@ def test_the_photograph_may_come_at_another_scale():
     whole, small = draw_strip(caption), draw_strip(caption, image.resize((320, 213)))
     assert whole.size == small.size
     assert np.abs(pixels(whole) - pixels(small)).mean() < 2
+
+
+def test_a_sideways_camera_picture_is_drawn_upright():
+    upright = photograph((200, 400))
+    sideways = upright.transpose(Image.Transpose.ROTATE_90)
+    sideways.getexif()[0x0112] = 6
+    caption = caption_of(["a"], None, [9], geometry_of(upright.size, "crop"))
+    assert draw_strip(caption, sideways).tobytes() == draw_strip(caption, upright).tobytes()
 
 
 def test_no_photograph_is_the_users_to_mend():
