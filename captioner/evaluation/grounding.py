@@ -1,0 +1,57 @@
+"""Grounding: is the attention on the thing that the word names?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from captioner.caption import Caption
+from captioner.data.captions import CaptionedImage
+from captioner.data.images import read
+from captioner.data.prepared import Prepared
+from captioner.geometry import Box, Geometry
+
+
+def pointing(
+    captions: Mapping[int | str, Caption], images: Iterable[CaptionedImage], prepared: Prepared
+) -> float | None:
+    """The pointing game (Zhang et al. 2016, arXiv 1608.00507), a share in [0, 1].
+
+    Of the words that name a thing whose box is known, how many were written while the centre of the
+    region that was looked at lay in the box: the selected region, or for soft attention the one of largest
+    weight. None where no word names a boxed thing.
+    """
+    hits: list[bool] = []
+    for image in images:
+        if not image.boxes:
+            continue
+        caption = captions[image.id]
+        geometry = caption.geometry or photograph_geometry(prepared, image.file_name)
+        for t, word in enumerate(caption.words):
+            boxes = [box["box"] for box in image.boxes if box["word"] == word]
+            if boxes:
+                centre = centre_of(geometry.cell_box(looked_at(caption, t), caption.grid))
+                hits.append(any(inside(centre, box) for box in boxes))
+    return sum(hits) / len(hits) if hits else None
+
+
+def looked_at(caption: Caption, t: int) -> int:
+    """The region that word t was written from."""
+    if caption.selected is not None:
+        return int(caption.selected[t, 0])
+    return int(caption.weights[t].argmax())
+
+
+def photograph_geometry(prepared: Prepared, file_name: str) -> Geometry:
+    """Where the encoder's grid lies on a photograph of the data set."""
+    width, height = read(prepared.images / file_name).size
+    return Geometry(width, height, prepared.preprocess.view(width, height))
+
+
+def centre_of(box: Box) -> tuple[float, float]:
+    x1, y1, x2, y2 = box
+    return (x1 + x2) / 2, (y1 + y2) / 2
+
+
+def inside(point: tuple[float, float], box: Box) -> bool:
+    (x, y), (x1, y1, x2, y2) = point, box
+    return x1 <= x < x2 and y1 <= y < y2
