@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Caption:
-    """A caption of one photograph. T words, L = rows x cols regions; the end token is in no field but `log_prob`.
+    """A caption of one photograph: T words, L = rows x cols regions; the end counts in `log_prob` alone.
 
     Attributes:
         text: the caption as people write it.

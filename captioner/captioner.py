@@ -134,9 +134,7 @@ class Captioner(nn.Module):
             length_penalty=length_penalty,
             seeds=[(photo + seed * 0x9E3779B1) % 2**63 for photo in seeds],
         )
-        return [
-            self.compose(hypotheses[0], regions, i, rule.name) for i, hypotheses in enumerate(found)
-        ]
+        return [self.compose(hypotheses[0], regions, i, rule.name) for i, hypotheses in enumerate(found)]
 
     @overload
     def caption(self, photos: Photo, **settings: Any) -> Caption: ...

@@ -33,11 +33,7 @@ DEFERRED_UPWARD = {("caption.py", "visualization")}
 
 def modules() -> list[Path]:
     """All modules within a part; the package's own two files on top import what they like, late."""
-    return [
-        path
-        for path in sorted(PACKAGE.rglob("*.py"))
-        if path.parent != PACKAGE or path.stem in HEIGHT
-    ]
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent != PACKAGE or path.stem in HEIGHT]
 
 
 def part_of(path: Path) -> str:
@@ -47,9 +43,7 @@ def part_of(path: Path) -> str:
 def imported_parts(tree: ast.AST) -> Iterator[tuple[str, bool]]:
     """The parts of captioner that a module imports, and whether only inside a function."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    deferred = {
-        inner for node in ast.walk(tree) if isinstance(node, functions) for inner in ast.walk(node)
-    }
+    deferred = {inner for node in ast.walk(tree) if isinstance(node, functions) for inner in ast.walk(node)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -113,9 +107,7 @@ def test_the_check_sees_what_is_wrong(place, code, wrong, tmp_path, monkeypatch)
 def loaded_after(code: str) -> set[str]:
     """The top-level modules that a fresh interpreter has loaded after some code."""
     program = f"import json, sys\n{code}\nprint(json.dumps(sorted(sys.modules)), file=sys.stderr)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return {name.partition(".")[0] for name in json.loads(done.stderr)}
 
 

@@ -52,9 +52,7 @@ class ExpectationMixing:
     def __call__(self, scores: Tensor, values: Tensor, u: Tensor | None = None) -> Selection:
         drawn = Sample()(scores, values, u)
         assert drawn.log_prob is not None
-        context = torch.where(
-            self.expected[..., None], Soft()(scores, values).context, drawn.context
-        )
+        context = torch.where(self.expected[..., None], Soft()(scores, values).context, drawn.context)
         log_prob = torch.where(self.expected, torch.zeros_like(drawn.log_prob), drawn.log_prob)
         return Selection(context, drawn.weights, drawn.selected, log_prob)
 

@@ -36,8 +36,11 @@ class Selection:
 class SelectionRule(Protocol):
     """scores (B, n, L), values (B, L, D) and, for random rules, uniform draws u (B, n) -> Selection."""
 
-    name: str
-    stochastic: bool
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def stochastic(self) -> bool: ...
 
     def __call__(self, scores: Tensor, values: Tensor, u: Tensor | None = None) -> Selection: ...
 

@@ -101,9 +101,7 @@ def captions_of(
         disable=len(photos) <= FEW or not sys.stderr.isatty(),
     )
     with progress:
-        for first in progress.track(
-            range(0, len(photos), args.batch_size), description="captioning"
-        ):
+        for first in progress.track(range(0, len(photos), args.batch_size), description="captioning"):
             batch = range(first, min(first + args.batch_size, len(photos)))
             pictures = read_photos(photos, batch, args.on_bad_image, bad)
             captions = model.caption(
@@ -156,9 +154,7 @@ def overlay_paths(photos: Sequence[Path], folder: Path) -> list[Path]:
         taken.add(name.casefold())
         path = folder / f"{name}.png"
         if path.resolve() in originals:
-            raise UserError(
-                f"the overlay {path} would replace a photograph: give --overlay another folder"
-            )
+            raise UserError(f"the overlay {path} would replace a photograph: give --overlay another folder")
         paths.append(path)
     return paths
 

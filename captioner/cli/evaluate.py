@@ -46,8 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--captions",
         type=Path,
         metavar="FILE",
-        help="where to save the captions (X.captions.json with --json X.json, else "
-        "captions-SPLIT.json)",
+        help="where to save the captions (X.captions.json with --json X.json, else captions-SPLIT.json)",
     )
     add_common_arguments(parser)
 

@@ -35,6 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--layer",
         help="where to cut the encoder, such as features.35 of vgg19 (its last feature map)",
     )
+    add(
+        "--stride",
+        type=int,
+        choices=(8, 16, 32),
+        help="pixels of the input per region, for a finer grid by dilation (the network's own)",
+    )
     add("--size", type=rows_and_columns, metavar="ROWSxCOLS", help="the encoder's input (224x224)")
     add(
         "--resize",
@@ -88,9 +94,7 @@ def read_source(args: argparse.Namespace) -> tuple[CaptionSet, Path]:
     from captioner.data.captions import read_captions
 
     if args.images is None:
-        raise UserError(
-            "--images is missing: give the folder that the captions' file names are relative to"
-        )
+        raise UserError("--images is missing: give the folder that the captions' file names are relative to")
     return read_captions(args.source), args.images
 
 
@@ -104,7 +108,7 @@ def build_encoder(args: argparse.Namespace) -> tuple[Encoder, Preprocess]:
         name, size = "patches", (SIDE, SIDE)
     else:
         name, size = "efficientnet_lite0", (224, 224)
-    encoder = Encoder(args.encoder or name, args.weights or "default", args.layer)
+    encoder = Encoder(args.encoder or name, args.weights or "default", args.layer, args.stride)
     mean, std = pixel_scale(encoder.name)
     return encoder, Preprocess(args.size or size, args.resize, mean, std)
 
@@ -152,8 +156,6 @@ def print_summary(prepared: Prepared) -> None:
     console = Console(soft_wrap=True, markup=False, highlight=False)
     console.print(table)
     console.print(f"vocabulary  {len(prepared.vocabulary)} words")
-    console.print(
-        f"features    {rows} x {cols} regions of {features.size}, {prepared.encoder['name']}"
-    )
+    console.print(f"features    {rows} x {cols} regions of {features.size}, {prepared.encoder['name']}")
     for reason, number in prepared.captions.dropped.items():
         console.print(f"left out    {number} {reason}")

@@ -40,9 +40,7 @@ class Batch:
 class CaptionDataset(Dataset):
     """Whole batches by lists of indices."""
 
-    def __init__(
-        self, prepared: Prepared, split: str, photographs: bool = False, longest: int = 30
-    ) -> None:
+    def __init__(self, prepared: Prepared, split: str, photographs: bool = False, longest: int = 30) -> None:
         self.prepared, self.photographs = prepared, photographs
         self.images: list[CaptionedImage] = prepared.captions.split(split)
         self.encoded = [
@@ -112,9 +110,7 @@ class CaptionDataModule(L.LightningDataModule):
 
     def val_dataloader(self) -> DataLoader:
         dataset = CaptionDataset(self.prepared, "val", self.photographs, self.longest)
-        rank, world_size = (
-            (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        )
+        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         order = list(range(rank, len(dataset), world_size))
         size = self.batch_size
         return self.loader(dataset, [order[i : i + size] for i in range(0, len(order), size)])

@@ -36,6 +36,7 @@ def store_key(encoder: Encoder, preprocess: Preprocess) -> dict[str, Any]:
     return {
         "encoder": encoder.name,
         "layer": encoder.layer,
+        "stride": encoder.stride,
         "weights": encoder.fingerprint(),
         "preprocess": preprocess.to_dict(),
     }
@@ -179,9 +180,7 @@ def read_index(root: Path) -> dict[str, Any]:
     try:
         return json.loads((root / INDEX).read_text())
     except FileNotFoundError:
-        raise UserError(
-            f"no feature store at {root}: make one with `captioner prepare`"
-        ) from None
+        raise UserError(f"no feature store at {root}: make one with `captioner prepare`") from None
     except (OSError, ValueError) as error:
         raise UserError(
             f"the feature store {root} cannot be read ({error}): remove it and run `captioner prepare`"
@@ -242,7 +241,12 @@ def progress_bar(title: str, total: int) -> Iterator[Any]:
     """A progress bar on standard error; yields the function that moves it on."""
     from rich.console import Console
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(title, total=total)
         yield lambda amount: progress.advance(task, amount)

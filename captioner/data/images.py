@@ -50,9 +50,7 @@ def read(source: Source, max_pixels: int = 100_000_000) -> Image.Image:
     except IsADirectoryError:
         raise UserError(f"{name} is a folder, not a picture") from None
     except Image.DecompressionBombError:
-        raise UserError(
-            f"{name} has far more than {max_pixels:,} pixels: make it smaller"
-        ) from None
+        raise UserError(f"{name} has far more than {max_pixels:,} pixels: make it smaller") from None
     except UnidentifiedImageError:
         raise UserError(
             f"{name} is not a picture in a format that can be read, whatever its name says: "
@@ -79,9 +77,7 @@ def describe(source: Source) -> str:
 def upright_rgb(picture: Image.Image, name: str, max_pixels: int) -> Image.Image:
     width, height = picture.size
     if width * height > max_pixels:
-        raise UserError(
-            f"{name} has {width} x {height} pixels, more than {max_pixels:,}: make it smaller"
-        )
+        raise UserError(f"{name} has {width} x {height} pixels, more than {max_pixels:,}: make it smaller")
     if width == 0 or height == 0:
         raise UserError(f"{name} has no pixels")
     picture.load()
@@ -119,9 +115,7 @@ def eight_bits(picture: Image.Image) -> Image.Image:
     grey = Image.fromarray((levels * (255.0 / top)).round().astype(np.uint8))
     transparent = picture.info.get("transparency")
     if transparent is not None and not isinstance(transparent, bytes):
-        mask = Image.fromarray(
-            np.where(np.asarray(picture) == transparent, 0, 255).astype(np.uint8)
-        )
+        mask = Image.fromarray(np.where(np.asarray(picture) == transparent, 0, 255).astype(np.uint8))
         grey.putalpha(mask)
     return grey
 
@@ -185,7 +179,7 @@ class Preprocess:
         """Pixels (3, rows, columns) float32 of an upright RGB picture, and where they lie on it."""
         geometry = Geometry(image.width, image.height, self.view(image.width, image.height))
         rgb = np.asarray(self.resample(image, geometry.view), dtype=np.float32) / 255
-        normalised = (rgb - np.float32(self.mean)) / np.float32(self.std)
+        normalised = (rgb - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
         return torch.from_numpy(normalised).permute(2, 0, 1).contiguous(), geometry
 
     def view(self, width: int, height: int) -> Box:
@@ -226,8 +220,7 @@ class Preprocess:
     def to_dict(self) -> dict[str, Any]:
         """Plain types."""
         return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
+            name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()
         }
 
     @classmethod
@@ -243,4 +236,5 @@ class Preprocess:
             raise UserError(
                 f"unknown preprocessing {', '.join(unknown)}: known are {', '.join(sorted(known))}"
             )
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**plain)

@@ -1,9 +1,9 @@
 """A prepared data set: checked captions, vocabulary and region features in one folder.
 
-    captions.json     COCO layout with a split for each image
-    vocabulary.json   the words of the training split
-    prepared.json     where the photographs are, and which encoder and preprocessing the features are of
-    features/         the feature store
+captions.json     COCO layout with a split for each image
+vocabulary.json   the words of the training split
+prepared.json     where the photographs are, and which encoder and preprocessing the features are of
+features/         the feature store
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -117,9 +117,7 @@ def beam_search(
             log_probs[..., : Vocabulary.end] = log_probs[..., Vocabulary.end + 1 :] = -torch.inf
         totals, parents, words, ended = expand(totals, log_probs, beam_size)
         gained = log_probs.flatten(1).gather(1, parents * log_probs.shape[-1] + words)
-        records.append(
-            Record({i: row for row, i in enumerate(active)}, parents, words, gained, step)
-        )
+        records.append(Record({i: row for row, i in enumerate(active)}, parents, words, gained, step))
         for row, beam, log_prob in ended:
             score = log_prob / (t + 1) ** length_penalty
             finished = t < max_length or bool(likeliest[row, beam] == Vocabulary.end)
@@ -171,35 +169,36 @@ def reorder(state: State, keep: Tensor, parents: Tensor) -> State:
 def trace(records: list[Record], image: int, ended: Ended) -> Hypothesis:
     """Follow a hypothesis back to its first word."""
     beam = ended.beam
-    words: list[int] = []
+    path: list[tuple[Record, int, int]] = []
     log_probs: list[Tensor] = []
-    attended: list[tuple[Tensor, Tensor | None, Tensor]] = []
+    words: list[int] = []
     for record in reversed(records[: ended.step]):
         row = record.row[image]
         words.append(int(record.words[row, beam]))
         log_probs.append(record.log_probs[row, beam])
         beam = int(record.parents[row, beam])
-        selection = record.step.selection
-        selected = None if selection.selected is None else selection.selected[row, beam]
-        attended.append((selection.weights[row, beam], selected, record.step.gate[row, beam]))
-    last = records[0].step.selection
-    weights, selected, gate = zip(*reversed(attended), strict=True) if attended else ((), (), ())
-    empty = last.weights.new_zeros(0)
+        path.append((record, row, beam))
+    path.reverse()
+    like = records[0].step
+
+    def steps(get: Callable[[Step], Tensor]) -> Tensor:
+        """Stack a (B, K, ...) tensor of the steps along the path: (T, ...)."""
+        if not path:
+            return get(like).new_zeros(0, *get(like).shape[2:])
+        return torch.stack([get(record.step)[row, beam] for record, row, beam in path]).cpu()
+
     return Hypothesis(
         words=words[::-1],
         log_prob=ended.log_prob,
         score=ended.score,
         finished=ended.finished,
-        word_log_probs=torch.stack(log_probs[::-1]).cpu() if words else empty,
-        weights=torch.stack(weights).cpu() if words else last.weights.new_zeros(0, last.weights.shape[-1]),
-        selected=stack_selected(selected, last.selected),
-        gate=torch.stack(gate).cpu() if words else empty,
+        word_log_probs=torch.stack(log_probs[::-1]).cpu() if words else steps(lambda step: step.gate),
+        weights=steps(lambda step: step.selection.weights),
+        selected=None if like.selection.selected is None else steps(selected_regions),
+        gate=steps(lambda step: step.gate),
     )
 
 
-def stack_selected(selected: Sequence[Tensor | None], like: Tensor | None) -> Tensor | None:
-    """(T, k) selected regions of a caption's words, None where the rule selects none."""
-    if like is None:
-        return None
-    rows = [row for row in selected if row is not None]
-    return torch.stack(rows).cpu() if rows else like.new_zeros(0, like.shape[-1])
+def selected_regions(step: Step) -> Tensor:
+    assert step.selection.selected is not None
+    return step.selection.selected

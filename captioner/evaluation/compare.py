@@ -97,9 +97,7 @@ def compare(
         waited = 0.0
         for seed in used:
             started = time.perf_counter()
-            captions = generate(
-                captioner, prepared, split, rule.name, beam_size, seed, batch_size, limit
-            )
+            captions = generate(captioner, prepared, split, rule.name, beam_size, seed, batch_size, limit)
             waited += time.perf_counter() - started
             texts = {image: caption.text for image, caption in captions.items()}
             runs.append(score(gold, texts, tokenizer, metrics))
@@ -110,9 +108,7 @@ def compare(
     return Comparison(
         rows=rows,
         skipped={name: why for _, run in every for name, why in run.skipped.items()},
-        warnings=list(
-            dict.fromkeys(f"{name}: {note}" for name, run in every for note in run.warnings)
-        ),
+        warnings=list(dict.fromkeys(f"{name}: {note}" for name, run in every for note in run.warnings)),
         versions=every[0][1].versions,
     )
 

@@ -44,9 +44,7 @@ def generate(
             names = [image.file_name for image in batch]
             features = store.batch(names).to(captioner.device)
             regions = Regions(features, store.grid, sources=list(names))
-            decoded = captioner.decode(
-                regions, selection, beam_size=beam_size, seed=seed, **decoding
-            )
+            decoded = captioner.decode(regions, selection, beam_size=beam_size, seed=seed, **decoding)
             captions |= {image.id: caption for image, caption in zip(batch, decoded, strict=True)}
             advance(len(batch))
     return captions

@@ -127,9 +127,7 @@ def meteor(
     return total, each
 
 
-def ask(
-    process: subprocess.Popen[bytes], fields: Sequence[str], answers: int, seconds: float
-) -> list[str]:
+def ask(process: subprocess.Popen[bytes], fields: Sequence[str], answers: int, seconds: float) -> list[str]:
     """Write one line to METEOR and read its answers.
 
     Raises:

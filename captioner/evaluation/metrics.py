@@ -78,9 +78,7 @@ def score(
     check_images(references, captions)
     gts, res = tokenized(references, captions, tokenizer)
     if not any(words for sentences in gts.values() for words in sentences):
-        raise UserError(
-            f"no reference of the {len(gts)} images has a word: check the captions file"
-        )
+        raise UserError(f"no reference of the {len(gts)} images has a word: check the captions file")
 
     found: Scored = {}
     skipped: dict[str, str] = {}
@@ -97,9 +95,7 @@ def score(
         skipped=skipped,
         warnings=warnings(res, found),
         versions=versions(),
-        per_image={
-            name: dict(zip(gts, map(float, each), strict=True)) for name, (_, each) in found.items()
-        },
+        per_image={name: dict(zip(gts, map(float, each), strict=True)) for name, (_, each) in found.items()},
     )
 
 
@@ -120,9 +116,7 @@ def check_images(references: Mapping[Id, Sequence[str]], captions: Mapping[Id, s
     for fault, images in faults.items():
         if images:
             first = ", ".join(map(repr, images[:3]))
-            raise UserError(
-                f"{len(images)} images {fault} (first: {first}): give both for the same images"
-            )
+            raise UserError(f"{len(images)} images {fault} (first: {first}): give both for the same images")
     if not captions:
         raise UserError("there are no captions to score: choose a split that has images")
 

@@ -12,7 +12,17 @@ from torch import Tensor, nn
 from captioner.errors import UserError
 
 # Children of torchvision's classifiers that come after the last feature map.
-HEADS = {"avgpool", "classifier", "fc", "flatten", "head", "permute", "norm", "AuxLogits", "dropout"}
+HEADS = {
+    "avgpool",
+    "classifier",
+    "fc",
+    "flatten",
+    "head",
+    "permute",
+    "norm",
+    "AuxLogits",
+    "dropout",
+}
 
 
 class Encoder(nn.Module):
@@ -26,6 +36,8 @@ class Encoder(nn.Module):
             .safetensors), or None for random ones.
         layer: where to cut. torchvision: a module's name (`features.35` of `vgg19` is the paper's
             14 x 14 x 512); timm: a stage's index. None is the last feature map.
+        stride: pixels of the input per region, 8 or 16 for a finer grid by dilation; None is the
+            network's own, mostly 32.
 
     Raises:
         UserError: unknown name or layer, weights that do not fit or cannot be fetched.
@@ -36,11 +48,12 @@ class Encoder(nn.Module):
         name: str = "efficientnet_lite0",
         weights: str | None = "default",
         layer: str | int | None = None,
+        stride: int | None = None,
     ) -> None:
         super().__init__()
-        self.name, self.weights, self.layer = name, weights, layer
-        self.frozen = True
-        self.network = build_network(name, weights, layer).to(memory_format=torch.channels_last)
+        self.name, self.weights, self.layer, self.stride = name, weights, layer, stride
+        network = build_network(name, weights, layer, stride)
+        self.network = network.to(memory_format=torch.channels_last)
         self.freeze()
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, tuple[int, int]]:
@@ -95,17 +108,24 @@ class Encoder(nn.Module):
 
     def to_dict(self) -> dict[str, Any]:
         """The arguments that build this encoder again, as plain types."""
-        return {"name": self.name, "weights": self.weights, "layer": self.layer}
+        return {
+            "name": self.name,
+            "weights": self.weights,
+            "layer": self.layer,
+            "stride": self.stride,
+        }
 
 
-def build_network(name: str, weights: str | None, layer: str | int | None) -> nn.Module:
+def build_network(name: str, weights: str | None, layer: str | int | None, stride: int | None) -> nn.Module:
     """Find the network by name and cut it at the layer."""
     if name == "patches":
-        return Patches(int(layer or 16))
+        return Patches(stride or 16)
+    if stride not in (None, 8, 16, 32):
+        raise UserError(f"the encoder's stride can be 8, 16 or 32, not {stride}")
     library, bare = split_name(name)
     if library == "torchvision":
-        return torchvision_network(bare, weights, layer)
-    return timm_network(bare, weights, layer)
+        return torchvision_network(bare, weights, layer, stride)
+    return timm_network(bare, weights, layer, stride)
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -142,18 +162,24 @@ class Patches(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """(B, 3, S, S') to (B, D, S / cell, S' / cell)."""
         halved = nn.functional.avg_pool2d(pixels, 2)
-        windows = nn.functional.unfold(
-            halved, self.cell, stride=self.cell // 2, padding=self.cell // 4
-        )
+        windows = nn.functional.unfold(halved, self.cell, stride=self.cell // 2, padding=self.cell // 4)
         return windows.unflatten(2, (pixels.shape[2] // self.cell, pixels.shape[3] // self.cell))
 
 
-def torchvision_network(name: str, weights: str | None, layer: str | int | None) -> nn.Module:
+def torchvision_network(
+    name: str, weights: str | None, layer: str | int | None, stride: int | None
+) -> nn.Module:
     """A torchvision classifier up to `layer`, by default up to its last feature map."""
     import torchvision
     from torchvision.models.feature_extraction import create_feature_extractor
 
-    model = torchvision.models.get_model(name, weights=None)
+    dilate = {} if stride is None else {"replace_stride_with_dilation": [False, stride < 16, stride < 32]}
+    try:
+        model = torchvision.models.get_model(name, weights=None, **dilate)
+    except TypeError:
+        raise UserError(
+            f"encoder {name!r} has one stride only: leave it out, or cut at another layer"
+        ) from None
     if weights == "default":
         entry = torchvision.models.get_model_weights(name).DEFAULT
         try:
@@ -174,29 +200,33 @@ def torchvision_network(name: str, weights: str | None, layer: str | int | None)
         ) from None
 
 
-def timm_network(name: str, weights: str | None, layer: str | int | None) -> nn.Module:
+def timm_network(name: str, weights: str | None, layer: str | int | None, stride: int | None) -> nn.Module:
     """A timm CNN up to its stage `layer`, by default up to its last feature map."""
     import timm
 
-    model = timm.create_model(name, pretrained=False)
+    dilate: dict[str, Any] = {} if stride is None else {"output_stride": stride}
+    try:
+        model: Any = timm.create_model(name, pretrained=False, **dilate)
+    except (TypeError, NotImplementedError, AssertionError):
+        raise UserError(f"encoder {name!r} cannot have the stride {stride}: leave it out") from None
     if weights == "default" and name == "tf_efficientnet_lite0":
         load_lite0(model)
     elif weights == "default":
-        config = model.pretrained_cfg
+        config: Any = model.pretrained_cfg
         where = config.get("url") or f"model.safetensors of {config.get('hf_hub_id')}"
         try:
-            model = timm.create_model(name, pretrained=True)
+            model = timm.create_model(name, pretrained=True, **dilate)
         except (OSError, RuntimeError) as error:
             raise no_download(name, where, error) from None
     elif weights is not None:
         load_weights(model, weights, name)
     if layer is None:
-        model.forward = model.forward_features  # type: ignore[method-assign]
+        model.forward = model.forward_features
         return model
     stages = len(model.feature_info)
     if not str(layer).lstrip("-").isdigit() or not -stages <= int(layer) < stages:
         raise UserError(f"encoder {name!r} has no stage {layer!r}: give an index from 0 to {stages - 1}")
-    cut = timm.create_model(name, pretrained=False, features_only=True, out_indices=(int(layer),))
+    cut = timm.create_model(name, pretrained=False, features_only=True, out_indices=(int(layer),), **dilate)
     own = model.state_dict()
     cut.load_state_dict({key: own[key] for key in cut.state_dict()})
     return cut

@@ -94,6 +94,11 @@ class CaptioningModule(L.LightningModule):
         self.baseline = MovingAverage()
         self.captions: dict[int | str, str] = {}
 
+    @property
+    def settings(self) -> Any:
+        """The arguments, as they are kept in checkpoints."""
+        return self.hparams
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.objective(batch)
         if not torch.isfinite(loss.total):
@@ -109,7 +114,7 @@ class CaptioningModule(L.LightningModule):
 
     def objective(self, batch: Batch) -> Loss:
         """The loss of a batch under the objective that is trained."""
-        settings = self.hparams
+        settings = self.settings
         features, decoder = self.features(batch), self.captioner.decoder
         if settings.attention == "soft":
             transcript = decoder(features, batch.words, batch.lengths, Soft())
@@ -133,7 +138,7 @@ class CaptioningModule(L.LightningModule):
         return features
 
     def on_fit_start(self) -> None:
-        finetune = self.hparams.finetune_from
+        finetune = self.settings.finetune_from
         if finetune is not None and not self.trainer.datamodule.photographs:  # type: ignore[attr-defined]
             raise UserError(
                 "model.finetune_from trains the encoder, but batches come from the feature store: "
@@ -141,13 +146,13 @@ class CaptioningModule(L.LightningModule):
             )
 
     def on_train_epoch_start(self) -> None:
-        finetune = self.hparams.finetune_from
+        finetune = self.settings.finetune_from
         if finetune is not None and self.current_epoch >= finetune:
             self.captioner.encoder.unfreeze()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         regions = Regions(self.features(batch), self.grid)
-        captions = self.captioner.decode(regions, beam_size=self.hparams.validate_beam)
+        captions = self.captioner.decode(regions, beam_size=self.settings.validate_beam)
         self.captions |= dict(zip(batch.ids, (caption.text for caption in captions), strict=True))
 
     def on_validation_epoch_end(self) -> None:
@@ -170,14 +175,14 @@ class CaptioningModule(L.LightningModule):
         return {image: text for part in parts for image, text in part.items()}
 
     def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        norm = clip_grad_norm_(self.parameters(), self.hparams.gradient_norm)
+        norm = clip_grad_norm_(self.parameters(), self.settings.gradient_norm)
         self.log("train/gradient_norm", norm, on_step=True)
 
-    def configure_optimizers(self) -> dict[str, Any]:
-        rate, share = self.hparams.learning_rate, self.hparams.encoder_learning_rate
+    def configure_optimizers(self) -> Any:
+        rate, share = self.settings.learning_rate, self.settings.encoder_learning_rate
         groups: list[dict[str, Any]] = [{"params": list(self.captioner.decoder.parameters())}]
         rates = [rate]
-        if self.hparams.finetune_from is not None:
+        if self.settings.finetune_from is not None:
             groups.append({"params": list(self.captioner.encoder.parameters())})
             rates.append(rate * share)
         optimizer = torch.optim.Adam(groups, lr=rate, fused=True)

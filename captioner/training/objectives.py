@@ -62,8 +62,7 @@ def hard_objective(
     total = (words - lambda_r * surrogate - lambda_e * uncertainty)[captions].mean()
     return Loss(
         total,
-        figures(transcript)
-        | {"reward": reward[drawn].mean() if drawn.any() else b, "baseline": b},
+        figures(transcript) | {"reward": reward[drawn].mean() if drawn.any() else b, "baseline": b},
     )
 
 

@@ -43,9 +43,7 @@ OUTLINE = ("#000000", "#50e1ff", "#50e1ff")
 SOFT_OPACITY, HARD_OPACITY = 0.75, 0.45
 
 
-def draw_strip(
-    caption: Caption, image: Image.Image | None = None, columns: int | None = None
-) -> Image.Image:
+def draw_strip(caption: Caption, image: Image.Image | None = None, columns: int | None = None) -> Image.Image:
     """Draw the photograph and a panel for each of the T words, with the caption as the title.
 
     Beneath a panel stand its word, the word's probability and, as a bar, the gate.
@@ -86,9 +84,7 @@ def save_picture(image: Image.Image, path: str | Path) -> Path:
     """
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
-        raise UserError(
-            f"unknown picture format {path.suffix!r}; {path}; use one of {', '.join(FORMATS)}"
-        )
+        raise UserError(f"unknown picture format {path.suffix!r}; {path}; use one of {', '.join(FORMATS)}")
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,9 +95,7 @@ def save_picture(image: Image.Image, path: str | Path) -> Path:
             partial.unlink(missing_ok=True)
     except OSError as error:
         reason = error.strerror or error
-        raise UserError(
-            f"cannot write a picture ({reason}); {path}; choose another place"
-        ) from error
+        raise UserError(f"cannot write a picture ({reason}); {path}; choose another place") from error
     return path
 
 
@@ -217,8 +211,7 @@ def _photograph(caption: Caption, image: Image.Image | None) -> tuple[Image.Imag
     photo = caption.image if image is None else images.read(image)
     if photo is None:
         raise UserError(
-            f"no photograph to draw on; caption {caption.text!r}; "
-            "pass it as draw_strip(caption, image)"
+            f"no photograph to draw on; caption {caption.text!r}; pass it as draw_strip(caption, image)"
         )
     width, height = photo.size
     geometry = caption.geometry or Geometry(width, height, (0.0, 0.0, float(width), float(height)))
@@ -270,9 +263,7 @@ def _reveal(
     strip.paste(photo.crop((left, top, right, bottom)), (x + left, y + top))
 
 
-def _label(
-    draw: ImageDraw.ImageDraw, place: tuple[int, int, int], caption: Caption, t: int
-) -> None:
+def _label(draw: ImageDraw.ImageDraw, place: tuple[int, int, int], caption: Caption, t: int) -> None:
     left, top, width = place
     y, filled = top + GATE_GAP, round(width * float(caption.gate[t]))
     for length, shade in ((width, TRACK), (filled, GREY)):

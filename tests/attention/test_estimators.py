@@ -82,9 +82,7 @@ def test_the_hard_objective_has_the_gradient_of_equation_13(decoder, features):
     reward = word_log_probs(transcript).sum()
     weights = transcript.weights
     uncertainty = -(weights * weights.log()).sum()
-    objective = (
-        reward + 0.3 * (reward.detach() + 2.0) * transcript.log_prob.sum() + 0.2 * uncertainty
-    )
+    objective = reward + 0.3 * (reward.detach() + 2.0) * transcript.log_prob.sum() + 0.2 * uncertainty
     again = decoder(features, WORDS, LENGTHS, Path([2, 0, 1]))
     torch.testing.assert_close(again.log_prob, transcript.log_prob)
     torch.testing.assert_close(
@@ -128,6 +126,4 @@ def test_uniform_weights_of_four_words_on_four_regions_are_doubly_stochastic():
     transcript = decoder(torch.randn(1, 4, 4), words, torch.tensor([[5]]), Soft())
     with_penalty = soft_objective(transcript, doubly_stochastic=1.0)
     assert with_penalty.figures["coverage"].item() == pytest.approx(0.0, abs=1e-12)
-    assert math.isclose(
-        with_penalty.total.item(), soft_objective(transcript, 0.0).total.item(), rel_tol=1e-6
-    )
+    assert math.isclose(with_penalty.total.item(), soft_objective(transcript, 0.0).total.item(), rel_tol=1e-6)

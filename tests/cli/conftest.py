@@ -63,9 +63,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("pictures")
     names = ("beach.png", "cat.jpg", "more/beach.jpg", "more/dog.png", "zebra.png")
     random = np.random.default_rng(0)
-    for name, (height, width) in zip(
-        names, [(64, 64), (48, 96), (96, 48), (30, 30), (64, 80)], strict=True
-    ):
+    for name, (height, width) in zip(names, [(64, 64), (48, 96), (96, 48), (30, 30), (64, 80)], strict=True):
         (folder / name).parent.mkdir(exist_ok=True)
         noise = random.integers(0, 256, (height, width, 3), np.uint8)
         Image.fromarray(noise).save(folder / name)

@@ -51,9 +51,7 @@ def test_a_caption_depends_on_the_photograph_alone(selection, model, pictures, c
 
 def test_the_seed_matters_to_sampling(model, pictures, capsys):
     settings = ("--model", model, "--selection", "sample")
-    first, second = (
-        lines_of(capsys, "caption", *pictures, *settings, "--seed", seed) for seed in (0, 1)
-    )
+    first, second = (lines_of(capsys, "caption", *pictures, *settings, "--seed", seed) for seed in (0, 1))
     assert [line["selected"] for line in first] != [line["selected"] for line in second]
 
 
@@ -91,9 +89,7 @@ def test_bad_photograph_stops(process, model, pictures, bad_pictures, tmp_path):
 
 @pytest.mark.parametrize("batch_size", ["1", "16"])
 @pytest.mark.parametrize(("policy", "code"), [("skip", 0), ("report", 1)])
-def test_bad_photographs_are_left_out(
-    policy, code, batch_size, model, pictures, bad_pictures, capsys
-):
+def test_bad_photographs_are_left_out(policy, code, batch_size, model, pictures, bad_pictures, capsys):
     photos = [bad_pictures[0], *pictures[:3], *bad_pictures[1:], *pictures[3:]]
     settings = ("--model", model, "--on-bad-image", policy, "--batch-size", batch_size)
     assert main([*map(str, ("caption", *photos, *settings))]) == code

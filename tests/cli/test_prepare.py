@@ -67,9 +67,7 @@ def test_shapes(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("policy", "code"), [("skip", 0), ("report", 1)])
-def test_bad_photographs_are_left_out(
-    policy, code, captions, pictures, bad_pictures, tmp_path, capsys
-):
+def test_bad_photographs_are_left_out(policy, code, captions, pictures, bad_pictures, tmp_path, capsys):
     content = json.loads(captions.read_text())
     for image, bad in zip(content["images"][1:], bad_pictures, strict=False):
         image["file_name"] = str(bad)

@@ -117,9 +117,7 @@ def test_what_is_dropped_is_counted(tmp_path: Path) -> None:
 def test_karpathy_counts_what_is_dropped_too(tmp_path: Path) -> None:
     bare = karpathy("b.jpg", "train", 1) | {"sentences": []}
     content = {"images": [karpathy("a.jpg", "train", 0), bare]}
-    assert read_captions(write(tmp_path / "k.json", content)).dropped == {
-        "images without captions": 1
-    }
+    assert read_captions(write(tmp_path / "k.json", content)).dropped == {"images without captions": 1}
 
 
 def test_a_caption_is_one_line_of_any_length(tmp_path: Path) -> None:
@@ -166,9 +164,7 @@ def test_a_failed_save_leaves_the_old_file_whole(tmp_path: Path) -> None:
 
 
 def test_an_unknown_split_names_those_there_are() -> None:
-    captions = CaptionSet(
-        [CaptionedImage(1, "a.jpg", ("a",)), CaptionedImage(2, "b.jpg", ("b",), "val")]
-    )
+    captions = CaptionSet([CaptionedImage(1, "a.jpg", ("a",)), CaptionedImage(2, "b.jpg", ("b",), "val")])
     with pytest.raises(UserError, match=r"no split 'dev': choose from train \(1\), val \(1\)"):
         captions.split("dev")
 

@@ -66,12 +66,8 @@ def test_floating_point_greys():
 
 
 def test_cmyk_and_ycbcr():
-    assert pixel(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), format="JPEG") == pytest.approx(
-        RED, abs=3
-    )
-    assert pixel(Image.new("YCbCr", (8, 8), (76, 85, 255)), format="JPEG") == pytest.approx(
-        RED, abs=4
-    )
+    assert pixel(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), format="JPEG") == pytest.approx(RED, abs=3)
+    assert pixel(Image.new("YCbCr", (8, 8), (76, 85, 255)), format="JPEG") == pytest.approx(RED, abs=4)
 
 
 def test_exif_orientation_is_applied():

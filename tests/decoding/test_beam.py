@@ -56,9 +56,7 @@ def test_a_wide_beam_is_exhaustive_search(decoder, features, length_penalty):
 @pytest.mark.parametrize("rule", [Soft(), Argmax()])
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_log_probabilities_are_those_of_the_words(decoder, features, rule, beam_size):
-    for photo, hypotheses in zip(
-        features, beam_search(decoder, features, rule, beam_size, 6), strict=True
-    ):
+    for photo, hypotheses in zip(features, beam_search(decoder, features, rule, beam_size, 6), strict=True):
         for hypothesis in hypotheses:
             expected = log_probability(decoder, photo, hypothesis.words, rule, hypothesis.finished)
             if hypothesis.finished:
@@ -93,9 +91,7 @@ def test_each_words_map_is_the_one_that_made_it(decoder, features):
             memory = decoder.read(photo[None])
             state, previous = decoder.start(memory), Vocabulary.start
             for t, word in enumerate(hypothesis.words):
-                log_probs, state, step = decoder.step(
-                    torch.tensor([[previous]]), state, memory, Argmax()
-                )
+                log_probs, state, step = decoder.step(torch.tensor([[previous]]), state, memory, Argmax())
                 torch.testing.assert_close(hypothesis.weights[t], step.selection.weights[0, 0])
                 assert hypothesis.selected[t].tolist() == step.selection.selected[0, 0].tolist()
                 assert hypothesis.word_log_probs[t].item() == pytest.approx(

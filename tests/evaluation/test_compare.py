@@ -70,9 +70,7 @@ def test_a_metric_that_some_run_skipped_has_no_spread():
 
 
 def test_warnings_and_skips_say_where(captioner, prepared, no_java):
-    comparison = compare(
-        captioner, prepared, selections=["soft", "argmax"], limit=1, tokenizer="python"
-    )
+    comparison = compare(captioner, prepared, selections=["soft", "argmax"], limit=1, tokenizer="python")
     assert set(comparison.skipped) == {"METEOR", "SPICE"}
     assert [warning.split(" ")[:2] for warning in comparison.warnings] == [
         ["soft:", "CIDEr"],

@@ -35,9 +35,7 @@ def test_the_models_own_rule_is_the_default(captioner, prepared):
 @pytest.mark.parametrize("selection", ["soft", "sample", "argmax"])
 def test_the_batch_size_changes_nothing(captioner, prepared, selection):
     whole = generate(captioner, prepared, "test", selection, seed=3)
-    assert texts(generate(captioner, prepared, "test", selection, seed=3, batch_size=1)) == texts(
-        whole
-    )
+    assert texts(generate(captioner, prepared, "test", selection, seed=3, batch_size=1)) == texts(whole)
     first = generate(captioner, prepared, "test", selection, seed=3, batch_size=3, limit=2)
     assert texts(first) == {image: whole[image].text for image in (103, 104)}
 
@@ -57,9 +55,7 @@ def test_references_are_what_people_wrote(prepared):
 
 
 def test_features_of_another_preprocessing_are_refused(captioner, prepared):
-    other = Captioner(
-        captioner.encoder, captioner.decoder, captioner.vocabulary, Preprocess((16, 16), "pad")
-    )
+    other = Captioner(captioner.encoder, captioner.decoder, captioner.vocabulary, Preprocess((16, 16), "pad"))
     with pytest.raises(UserError, match="feature store"):
         generate(other, prepared)
 

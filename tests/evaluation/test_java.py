@@ -86,9 +86,7 @@ def test_java_missing_says_what_is_wrong(no_java):
 
 def test_a_java_that_does_not_work_is_missing(fake_java):
     fake_java('echo "Unable to locate a Java Runtime." >&2; exit 1')
-    assert java_missing() == (
-        "the `java` on the PATH does not work: Unable to locate a Java Runtime."
-    )
+    assert java_missing() == ("the `java` on the PATH does not work: Unable to locate a Java Runtime.")
 
 
 def test_java_that_works_is_not_missing(fake_java):

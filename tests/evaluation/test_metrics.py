@@ -23,9 +23,7 @@ CAPTIONS = {
 
 @pytest.fixture(scope="module")
 def scores():
-    return score(
-        REFERENCES, CAPTIONS, "python", ["BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L"]
-    )
+    return score(REFERENCES, CAPTIONS, "python", ["BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L"])
 
 
 def test_bleu_is_that_of_the_whole_set(scores):
@@ -76,9 +74,7 @@ def test_cider_of_one_image_is_warned_of():
     scores = score({1: ["a dog runs"]}, {1: "a dog runs"}, "python", ["CIDEr", "BLEU-1"])
     assert scores.metrics["CIDEr"] == 0
     assert scores.metrics["BLEU-1"] == pytest.approx(1)
-    assert scores.warnings == [
-        "CIDEr is 0 on a single image: it weighs words by how few images have them"
-    ]
+    assert scores.warnings == ["CIDEr is 0 on a single image: it weighs words by how few images have them"]
 
 
 def test_empty_and_constant_captions_are_warned_of():

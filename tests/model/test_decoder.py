@@ -17,9 +17,7 @@ def features():
     return torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-WORDS = torch.tensor(
-    [[[1, 4, 5, 6, 2], [1, 7, 2, 0, 0]], [[1, 8, 4, 2, 0], [1, 0, 0, 0, 0]]]
-)
+WORDS = torch.tensor([[[1, 4, 5, 6, 2], [1, 7, 2, 0, 0]], [[1, 8, 4, 2, 0], [1, 0, 0, 0, 0]]])
 LENGTHS = torch.tensor([[4, 2], [3, 0]])
 
 
@@ -83,7 +81,7 @@ def test_captions_share_a_photograph_without_touching_each_other(decoder, featur
     memory = decoder.read(features)
     states = State(torch.randn(2, 3, 7).double(), torch.randn(2, 3, 7).double())
     words = torch.tensor([[4, 5, 6], [7, 8, 4]])
-    log_probs, new, step = decoder.step(words, states, memory, Soft())
+    log_probs, _, step = decoder.step(words, states, memory, Soft())
     for column in range(3):
         one = State(states.h[:, column, None], states.c[:, column, None])
         alone, _, single = decoder.step(words[:, column, None], one, memory, Soft())

@@ -40,9 +40,7 @@ def test_composed_and_decomposed_letters_are_one_word() -> None:
     assert tokenize("cafe\u0301") == tokenize("caf\u00e9") == ["caf\u00e9"]
 
 
-@pytest.mark.parametrize(
-    "separator", list("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\u00a0\u200b\ufeff")
-)
+@pytest.mark.parametrize("separator", list("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\u00a0\u200b\ufeff"))
 def test_line_separators_part_words_like_a_space(separator: str) -> None:
     assert tokenize(f"a dog{separator}runs") == ["a", "dog", "runs"]
 

@@ -285,9 +285,7 @@ def test_hard_keeps_the_distribution_faint_beneath():
     cold = replace(soft, weights=torch.zeros_like(soft.weights))
     unlit = panels(cold, draw_strip(cold))[1]
     x1, y1, x2, y2 = (round(edge) for edge in drawn_box(soft, 8))
-    strong, faint = (
-        changed(panels(c, draw_strip(c))[1], unlit)[y1:y2, x1:x2].mean() for c in (soft, hard)
-    )
+    strong, faint = (changed(panels(c, draw_strip(c))[1], unlit)[y1:y2, x1:x2].mean() for c in (soft, hard))
     assert 10 < faint < 0.7 * strong
 
 
