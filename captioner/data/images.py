@@ -3,25 +3,51 @@
 from __future__ import annotations
 
 import io
+import struct
 import warnings
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeAlias
+from typing import Any, BinaryIO, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 
 from captioner.errors import UserError
 from captioner.geometry import Box, Geometry
 
+Resize: TypeAlias = Literal["squash", "crop", "pad"]
 Source: TypeAlias = str | Path | bytes | BinaryIO | Image.Image
 
 SUFFIXES = {
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".avif", ".jp2"),
+}
+# What Pillow's decoders raise for a damaged file.
+DAMAGED = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    LookupError,
+    EOFError,
+    MemoryError,
+    ArithmeticError,
+    RuntimeError,
+    struct.error,
+    zlib.error,
+)
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
 }
 Triple = tuple[float, float, float]
 
@@ -32,46 +58,48 @@ def read(source: Source, max_pixels: int = 100_000_000) -> Image.Image:
     Args:
         source: a path, the bytes of a file, an open binary file, or a PIL image.
         max_pixels: larger pictures are refused before they are decoded: memory stays bounded.
+            Pillow's own limit (twice its `MAX_IMAGE_PIXELS`) holds too.
 
     Raises:
         UserError: it cannot be read, or is too large; the message names the file.
     """
     name = describe(source)
-    if isinstance(source, Image.Image):
-        return upright_rgb(source, name, max_pixels)
     try:
         with warnings.catch_warnings():
-            # The size is checked here, once, with our own bound and message.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            # Pillow warns of sizes that are checked here, and of metadata that nobody looks at.
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+            if isinstance(source, Image.Image):
+                return upright_rgb(source, name, max_pixels)
             with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as picture:
                 return upright_rgb(picture, name, max_pixels)
-    except FileNotFoundError:
+    except UserError:
+        raise
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"no picture at {name}: check the path") from None
     except IsADirectoryError:
-        raise UserError(f"{name} is a folder, not a picture") from None
+        raise UserError(f"{name} is a folder, not a picture: name a file in it") from None
     except Image.DecompressionBombError:
-        raise UserError(f"{name} has far more than {max_pixels:,} pixels: make it smaller") from None
+        limit = min(max_pixels, 2 * (Image.MAX_IMAGE_PIXELS or max_pixels))
+        raise UserError(f"{name} has more than {limit:,} pixels: make it smaller") from None
     except UnidentifiedImageError:
         raise UserError(
             f"{name} is not a picture in a format that can be read, whatever its name says: "
             "convert it to JPEG or PNG"
         ) from None
-    except (OSError, SyntaxError, ValueError, EOFError, MemoryError, OverflowError) as error:
-        # Pillow's decoders raise any of these for a damaged file.
-        if isinstance(error, UserError):
-            raise
-        reason = str(error) or type(error).__name__
-        raise UserError(f"{name} cannot be read ({reason}): is the file whole?") from None
+    except DAMAGED as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise UserError(f"{name} cannot be read ({reason}): is the file whole, and yours to read?") from None
 
 
 def describe(source: Source) -> str:
-    """What to call a picture in a message."""
-    if isinstance(source, str | Path):
-        return str(source)
+    """What to call a picture in a message: printable, in one line."""
     if isinstance(source, bytes):
         return f"a picture of {len(source)} bytes"
-    name = getattr(source, "filename", None) or getattr(source, "name", None)
-    return str(name) if name else "the picture"
+    if isinstance(source, str | Path):
+        name = str(source)
+    else:
+        name = str(getattr(source, "filename", None) or getattr(source, "name", None) or "the picture")
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in name)
 
 
 def upright_rgb(picture: Image.Image, name: str, max_pixels: int) -> Image.Image:
@@ -79,9 +107,18 @@ def upright_rgb(picture: Image.Image, name: str, max_pixels: int) -> Image.Image
     if width * height > max_pixels:
         raise UserError(f"{name} has {width} x {height} pixels, more than {max_pixels:,}: make it smaller")
     if width == 0 or height == 0:
-        raise UserError(f"{name} has no pixels")
+        raise UserError(f"{name} has no pixels: give a picture that has some")
     picture.load()
-    return to_rgb(ImageOps.exif_transpose(picture))
+    rgb, turn = to_rgb(picture), TURNS.get(orientation(picture))
+    return rgb if turn is None else rgb.transpose(turn)
+
+
+def orientation(picture: Image.Image) -> int:
+    """EXIF's orientation, 1 (upright) where there is none."""
+    try:
+        return picture.getexif().get(ExifTags.Base.Orientation, 1)
+    except DAMAGED:  # damaged metadata leaves the pixels as good as they are
+        return 1
 
 
 def to_rgb(picture: Image.Image) -> Image.Image:
@@ -98,21 +135,27 @@ def to_rgb(picture: Image.Image) -> Image.Image:
 def eight_bits(picture: Image.Image) -> Image.Image:
     """16-bit, 32-bit and floating-point greys as 8-bit greys.
 
-    A range of [0, 1], 8 or 16 bits that holds all values is taken for the picture's; any other is
-    stretched to its own extremes.
+    A range of [0, 1] (floats), 8 or 16 bits that holds all values is taken for the picture's; any
+    other is stretched to its own extremes. What is not a number is black.
     """
-    levels = np.nan_to_num(np.asarray(picture, dtype=np.float64))
-    low, high = float(levels.min()), float(levels.max())
-    sixteen_bits = picture.mode.startswith("I;16")
+    levels = np.array(picture, dtype=np.float64)
+    finite = np.isfinite(levels)
+    low = float(levels.min(initial=np.inf, where=finite))
+    high = float(levels.max(initial=-np.inf, where=finite))
+    # Pillow reads a PGM of 16 bits as 32-bit integers.
+    sixteen_bits = picture.mode.startswith("I;16") or (picture.mode, picture.format) == ("I", "PPM")
     if picture.mode == "F" and low >= 0 and high <= 1:
-        top = 1.0
+        black, white = 0.0, 1.0
     elif not sixteen_bits and low >= 0 and high <= 255:
-        top = 255.0
+        black, white = 0.0, 255.0
     elif low >= 0 and high <= 65535:
-        top = 65535.0
+        black, white = 0.0, 65535.0
     else:
-        levels, top = levels - low, (high - low) or 1.0
-    grey = Image.fromarray((levels * (255.0 / top)).round().astype(np.uint8))
+        black, white = low, max(high, low + 1)
+    levels = np.nan_to_num(levels, copy=False, nan=black, posinf=white, neginf=black)
+    levels -= black
+    levels *= 255 / (white - black)
+    grey = Image.fromarray(levels.round(out=levels).astype(np.uint8))
     transparent = picture.info.get("transparency")
     if transparent is not None and not isinstance(transparent, bytes):
         mask = Image.fromarray(np.where(np.asarray(picture) == transparent, 0, 255).astype(np.uint8))
@@ -123,7 +166,7 @@ def eight_bits(picture: Image.Image) -> Image.Image:
 def find_images(paths: Iterable[str | Path]) -> list[Path]:
     """Pictures in files, folders (with their subfolders, sorted) and lists (.txt, a path a line).
 
-    Paths in a list are relative to the list's own folder.
+    Paths in a list are relative to the list's own folder; `read` tells which of them are missing.
 
     Raises:
         UserError: a path that is not there, or no picture in a folder or list.
@@ -138,10 +181,10 @@ def images_at(path: Path) -> Iterator[Path]:
     if path.is_dir():
         inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
         if not inside:
-            raise UserError(f"no pictures in the folder {path}: give one with JPEG or PNG files")
+            raise UserError(f"no pictures in the folder {describe(path)}: give one with JPEG or PNG files")
         yield from inside
     elif not path.exists():
-        raise UserError(f"no picture at {path}: check the path")
+        raise UserError(f"no picture at {describe(path)}: check the path")
     elif path.suffix.lower() == ".txt":
         yield from listed(path)
     else:
@@ -152,10 +195,10 @@ def listed(path: Path) -> Iterator[Path]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError:
-        raise UserError(f"{path} is not a list of paths in UTF-8: write one path a line") from None
+        raise UserError(f"{describe(path)} is not a list of paths in UTF-8: write one path a line") from None
     names = [line.strip() for line in lines if line.strip()]
     if not names:
-        raise UserError(f"the list {path} is empty: write one path a line")
+        raise UserError(f"the list {describe(path)} is empty: write one path a line")
     for name in names:
         yield path.parent / name
 
@@ -171,9 +214,15 @@ class Preprocess:
     """
 
     size: tuple[int, int] = (224, 224)
-    resize: Literal["squash", "crop", "pad"] = "squash"
+    resize: Resize = "squash"
     mean: Triple = (0.5, 0.5, 0.5)
     std: Triple = (0.5, 0.5, 0.5)
+
+    def __post_init__(self) -> None:
+        if self.resize not in (known := get_args(Resize)):
+            raise UserError(f"unknown resize {self.resize}: known are {', '.join(known)}")
+        if min(self.size) < 1:
+            raise UserError(f"an input of {self.size[0]} x {self.size[1]} pixels: give at least 1 x 1")
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Geometry]:
         """Pixels (3, rows, columns) float32 of an upright RGB picture, and where they lie on it."""
@@ -188,9 +237,10 @@ class Preprocess:
             return 0.0, 0.0, float(width), float(height)
         rows, columns = self.size
         if self.resize == "crop":
-            scale = min(width / columns, height / rows)  # original pixels per input pixel
-            x, y = (width - columns * scale) / 2, (height - rows * scale) / 2
-            return x, y, x + columns * scale, y + rows * scale
+            across = min(width, height * columns / rows)
+            down = min(height, width * rows / columns)
+            x, y = (width - across) / 2, (height - down) / 2
+            return x, y, width - x, height - y  # never outside, however it rounds
         (inner_width, inner_height), (left, top) = self.letterbox(width, height)
         across, down = width / inner_width, height / inner_height
         x, y = -left * across, -top * down
@@ -228,7 +278,7 @@ class Preprocess:
         """What `to_dict` gave.
 
         Raises:
-            UserError: settings that are not known.
+            UserError: settings or values that are not known.
         """
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(values) - known)

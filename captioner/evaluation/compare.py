@@ -13,7 +13,7 @@ from captioner.captioner import Captioner
 from captioner.data.prepared import Prepared
 from captioner.errors import UserError
 from captioner.evaluation.generate import generate, references, split_images
-from captioner.evaluation.metrics import Scores, Tokenizer, score
+from captioner.evaluation.metrics import Tokenizer, score_runs
 
 
 @dataclass(frozen=True)
@@ -89,27 +89,30 @@ def compare(
     rules = [selection_rule(name) for name in dict.fromkeys(selections)]
     # The first call of all is slow, whatever the rule: it must not count against one of them.
     generate(captioner, prepared, split, rules[0].name, beam_size, limit=1)
-    rows: list[Row] = []
-    scored: dict[str, list[Scores]] = {}
+    asked = [(rule, seed) for rule in rules for seed in (seeds if rule.stochastic else seeds[:1])]
+    texts, seconds = [], []
+    for rule, seed in asked:
+        started = time.perf_counter()
+        captions = generate(captioner, prepared, split, rule.name, beam_size, seed, batch_size, limit)
+        seconds.append((time.perf_counter() - started) / len(captions))
+        texts.append({image: caption.text for image, caption in captions.items()})
+    scores = score_runs(gold, texts, tokenizer, metrics)
+    notes = [f"{rule.name}: {n}" for (rule, _), run in zip(asked, scores, strict=True) for n in run.warnings]
+    rows = []
     for rule in rules:
-        used = list(seeds) if rule.stochastic else list(seeds)[:1]
-        runs = scored[rule.name] = []
-        waited = 0.0
-        for seed in used:
-            started = time.perf_counter()
-            captions = generate(captioner, prepared, split, rule.name, beam_size, seed, batch_size, limit)
-            waited += time.perf_counter() - started
-            texts = {image: caption.text for image, caption in captions.items()}
-            runs.append(score(gold, texts, tokenizer, metrics))
-        figures = [run.metrics for run in runs]
-        seconds = waited / (len(used) * len(gold))
-        rows.append(Row(rule.name, used, spreads(figures, rule.stochastic), seconds, figures))
-    every = [(name, run) for name, runs in scored.items() for run in runs]
+        mine = [i for i, (other, _) in enumerate(asked) if other is rule]
+        figures = [scores[i].metrics for i in mine]
+        rows.append(
+            Row(
+                selection=rule.name,
+                seeds=[asked[i][1] for i in mine],
+                metrics=spreads(figures, rule.stochastic),
+                seconds_per_image=statistics.fmean(seconds[i] for i in mine),
+                runs=figures,
+            )
+        )
     return Comparison(
-        rows=rows,
-        skipped={name: why for _, run in every for name, why in run.skipped.items()},
-        warnings=list(dict.fromkeys(f"{name}: {note}" for name, run in every for note in run.warnings)),
-        versions=every[0][1].versions,
+        rows, scores[0].skipped, warnings=list(dict.fromkeys(notes)), versions=scores[0].versions
     )
 
 

@@ -84,13 +84,15 @@ def ptb_tokenize(sentences: Sequence[str], seconds: float = 600) -> list[str]:
 
 
 def meteor(
-    references: Sequence[Sequence[str]], captions: Sequence[str], seconds: float = 300
-) -> tuple[float, list[float]]:
-    """METEOR 1.5 of tokenized captions: of the whole set, which is no mean, and of each caption.
+    references: Sequence[Sequence[str]], runs: Sequence[Sequence[str]], seconds: float = 300
+) -> list[tuple[float, list[float]]]:
+    """METEOR 1.5 of tokenized captions: for each run that of the whole, which is no mean, and of each.
+
+    The program takes long to start, so it starts once for all runs.
 
     Args:
-        references: for each caption, its references.
-        captions: one line of text each.
+        references: for each image, its references.
+        runs: in each run a caption for each image; one line of text each.
         seconds: the longest wait for one answer of the program.
 
     Raises:
@@ -108,11 +110,14 @@ def meteor(
         except OSError as error:
             raise JavaError(f"METEOR did not start: {error}") from None
         try:
-            statistics: list[str] = []
-            for refs, text in zip(references, captions, strict=True):
-                statistics += ask(process, ["SCORE", *refs, text], 1, seconds)
-            answers = ask(process, ["EVAL", *statistics], len(captions) + 1, seconds)
-            *each, total = map(float, answers)
+            scores = []
+            for captions in runs:
+                statistics: list[str] = []
+                for refs, text in zip(references, captions, strict=True):
+                    statistics += ask(process, ["SCORE", *refs, text], 1, seconds)
+                answers = ask(process, ["EVAL", *statistics], len(captions) + 1, seconds)
+                *each, total = map(float, answers)
+                scores.append((total, each))
         except TimeoutError:
             raise JavaError(f"METEOR did not answer within {seconds:g} s") from None
         except (OSError, ValueError) as error:  # a broken pipe, or an answer that is no number
@@ -124,7 +129,7 @@ def meteor(
         finally:
             process.kill()
             process.communicate()
-    return total, each
+    return scores
 
 
 def ask(process: subprocess.Popen[bytes], fields: Sequence[str], answers: int, seconds: float) -> list[str]:

@@ -26,6 +26,7 @@ METRICS = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr",
 
 Id = TypeVar("Id", bound=Hashable)
 Tokenizer: TypeAlias = Literal["ptb", "python"]
+Sentences: TypeAlias = dict[Id, list[str]]
 Scored: TypeAlias = dict[str, tuple[float, Sequence[float]]]
 
 
@@ -74,29 +75,45 @@ def score(
         UserError: the images differ, references are missing, a metric or the tokenizer is unknown,
             or the tokenizer failed.
     """
+    return score_runs(references, [captions], tokenizer, metrics)[0]
+
+
+def score_runs(
+    references: Mapping[Id, Sequence[str]],
+    runs: Sequence[Mapping[Id, str]],
+    tokenizer: Tokenizer = "ptb",
+    metrics: Sequence[str] | None = None,
+) -> list[Scores]:
+    """Score several captions an image, each run by itself as `score` does, in less time."""
     wanted = check_metrics(metrics)
-    check_images(references, captions)
-    gts, res = tokenized(references, captions, tokenizer)
+    for captions in runs:
+        check_images(references, captions)
+    gts, all_res = tokenized(references, runs, tokenizer)
     if not any(words for sentences in gts.values() for words in sentences):
         raise UserError(f"no reference of the {len(gts)} images has a word: check the captions file")
 
-    found: Scored = {}
+    found: list[Scored] = [{} for _ in runs]
     skipped: dict[str, str] = {}
     for names, scorer in SCORERS.items():
         asked = [name for name in names if name in wanted]
         if asked:
             try:
-                scores = scorer(gts, res)
-                found |= {name: scores[name] for name in asked}
+                for scores, new in zip(found, scorer(gts, all_res), strict=True):
+                    scores |= {name: new[name] for name in asked}
             except JavaError as error:
                 skipped |= dict.fromkeys(asked, str(error))
-    return Scores(
-        metrics={name: float(found[name][0]) if name in found else None for name in wanted},
-        skipped=skipped,
-        warnings=warnings(res, found),
-        versions=versions(),
-        per_image={name: dict(zip(gts, map(float, each), strict=True)) for name, (_, each) in found.items()},
-    )
+    return [
+        Scores(
+            metrics={name: float(scores[name][0]) if name in scores else None for name in wanted},
+            skipped=dict(skipped),
+            warnings=warnings(res, scores),
+            versions=versions(),
+            per_image={
+                name: dict(zip(gts, map(float, each), strict=True)) for name, (_, each) in scores.items()
+            },
+        )
+        for scores, res in zip(found, all_res, strict=True)
+    ]
 
 
 def check_metrics(metrics: Sequence[str] | None) -> list[str]:
@@ -122,57 +139,58 @@ def check_images(references: Mapping[Id, Sequence[str]], captions: Mapping[Id, s
 
 
 def tokenized(
-    references: Mapping[Id, Sequence[str]], captions: Mapping[Id, str], tokenizer: Tokenizer
-) -> tuple[dict[Id, list[str]], dict[Id, list[str]]]:
-    """References and captions as scorers take them: lists of sentences, words joined by spaces."""
-    sentences = [text for image in references for text in (captions[image], *references[image])]
+    references: Mapping[Id, Sequence[str]], runs: Sequence[Mapping[Id, str]], tokenizer: Tokenizer
+) -> tuple[Sentences[Id], list[Sentences[Id]]]:
+    """References and each run's captions as scorers take them: words joined by spaces, in lists."""
+    said = [text for texts in references.values() for text in texts]
+    said += [captions[image] for captions in runs for image in references]
     if tokenizer == "ptb":
         if reason := java_missing():
             raise UserError(f"{reason}: install Java, or use the python tokenizer")
         try:
-            lines = java.ptb_tokenize(sentences)
+            lines = iter(java.ptb_tokenize(said))
         except JavaError as error:
             reason = f"the PTB tokenizer failed: {error}"
             raise UserError(f"{reason}: mend Java, or use the python tokenizer") from None
     elif tokenizer == "python":
-        lines = [" ".join(tokenize(sentence)) for sentence in sentences]
+        lines = (" ".join(tokenize(text)) for text in said)
     else:
         raise UserError(f"unknown tokenizer {tokenizer!r}: choose ptb or python")
-    line = iter(lines)
-    gts: dict[Id, list[str]] = {}
-    res: dict[Id, list[str]] = {}
-    for image in references:
-        res[image] = [next(line)]
-        gts[image] = [next(line) for _ in references[image]]
-    return gts, res
+    gts = {image: [next(lines) for _ in texts] for image, texts in references.items()}
+    return gts, [{image: [next(lines)] for image in references} for _ in runs]
 
 
-def bleu(gts: dict[Id, list[str]], res: dict[Id, list[str]]) -> Scored:
-    totals, each = Bleu(4).compute_score(gts, res, verbose=0)
-    return {f"BLEU-{n + 1}": (totals[n], each[n]) for n in range(4)}
+def bleu(gts: Sentences[Id], runs: Sequence[Sentences[Id]]) -> list[Scored]:
+    scores = [Bleu(4).compute_score(gts, res, verbose=0) for res in runs]
+    return [{f"BLEU-{n + 1}": (totals[n], each[n]) for n in range(4)} for totals, each in scores]
 
 
-def meteor(gts: dict[Id, list[str]], res: dict[Id, list[str]]) -> Scored:
+def meteor(gts: Sentences[Id], runs: Sequence[Sentences[Id]]) -> list[Scored]:
     if reason := java_missing():
         raise JavaError(reason)
-    return {"METEOR": java.meteor(list(gts.values()), [text for (text,) in res.values()])}
+    scores = java.meteor(list(gts.values()), [texts_of(res) for res in runs])
+    return [{"METEOR": pair} for pair in scores]
 
 
-def rouge_l(gts: dict[Id, list[str]], res: dict[Id, list[str]]) -> Scored:
-    return {"ROUGE-L": Rouge().compute_score(gts, res)}
+def rouge_l(gts: Sentences[Id], runs: Sequence[Sentences[Id]]) -> list[Scored]:
+    return [{"ROUGE-L": Rouge().compute_score(gts, res)} for res in runs]
 
 
-def cider(gts: dict[Id, list[str]], res: dict[Id, list[str]]) -> Scored:
-    return {"CIDEr": Cider().compute_score(gts, res)}
+def cider(gts: Sentences[Id], runs: Sequence[Sentences[Id]]) -> list[Scored]:
+    return [{"CIDEr": Cider().compute_score(gts, res)} for res in runs]
 
 
-def spice(gts: dict[Id, list[str]], res: dict[Id, list[str]]) -> Scored:
+def spice(gts: Sentences[Id], runs: Sequence[Sentences[Id]]) -> list[Scored]:
     if reason := java_missing() or java.spice_missing():
         raise JavaError(reason)
-    return {"SPICE": java.spice(list(gts.values()), [text for (text,) in res.values()])}
+    return [{"SPICE": java.spice(list(gts.values()), texts_of(res))} for res in runs]
 
 
-SCORERS: dict[tuple[str, ...], Callable[[dict[Any, list[str]], dict[Any, list[str]]], Scored]] = {
+def texts_of(res: Sentences[Id]) -> list[str]:
+    return [text for (text,) in res.values()]
+
+
+SCORERS: dict[tuple[str, ...], Callable[[Sentences[Any], list[Sentences[Any]]], list[Scored]]] = {
     METRICS[:4]: bleu,
     ("METEOR",): meteor,
     ("ROUGE-L",): rouge_l,
@@ -181,9 +199,9 @@ SCORERS: dict[tuple[str, ...], Callable[[dict[Any, list[str]], dict[Any, list[st
 }
 
 
-def warnings(res: dict[Id, list[str]], found: Scored) -> list[str]:
+def warnings(res: Sentences[Id], found: Scored) -> list[str]:
     """What a reader of the numbers should know."""
-    texts = [text for (text,) in res.values()]
+    texts = texts_of(res)
     notes = []
     if "CIDEr" in found and len(texts) == 1:
         notes.append("CIDEr is 0 on a single image: it weighs words by how few images have them")

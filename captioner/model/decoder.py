@@ -144,8 +144,8 @@ class Decoder(nn.Module):
 
     def read(self, features: Tensor) -> Memory:
         """Project region features (B, L, D), once for all words and captions."""
-        values = self.dropout(self.project(features))
-        return Memory(values, self.keys(values))
+        values = self.project(features)
+        return Memory(self.dropout(values), self.keys(values))
 
     def start(self, memory: Memory, n: int = 1) -> State:
         """h_0 and c_0: tanh of an MLP of the mean region, the same for n captions of each photograph."""
@@ -184,7 +184,7 @@ class Decoder(nn.Module):
         i, f, o, g = (gates + word_gates + self.from_context(context)).split(h, -1)
         c = torch.sigmoid(f) * state.c + torch.sigmoid(i) * torch.tanh(g)
         new = State(torch.sigmoid(o) * torch.tanh(c), c)
-        output = embedded + self.output_hidden(self.dropout(new.h)) + self.output_context(context)
+        output = embedded + self.output_hidden(new.h) + self.output_context(context)
         return new, Step(self.dropout(output), scores, selection, gate.squeeze(-1))
 
     def forward(self, features: Tensor, words: Tensor, lengths: Tensor, rule: SelectionRule) -> Transcript:

@@ -55,7 +55,7 @@ def prepared(tmp_path_factory):
     images = []
     for number in range(7):
         name, split = f"{number}.png", "train" if number < 3 else "test"
-        noise = random.integers(0, 256, (16, 16, 3), np.uint8)
+        noise = random.integers(0, 256, (32, 32, 3), np.uint8)
         Image.fromarray(noise).save(root / "images" / name)
         texts = (f"a {WORDS[number]} dog runs", f"the dog sits on {WORDS[number - 1]} grass")
         images.append(CaptionedImage(100 + number, name, texts, split))
@@ -63,8 +63,8 @@ def prepared(tmp_path_factory):
         CaptionSet(images),
         root / "images",
         root / "prepared",
-        Encoder("patches", layer=8),
-        Preprocess((16, 16)),
+        Encoder("patches"),
+        Preprocess((32, 32)),
         min_count=1,
         workers=0,
     )
@@ -75,8 +75,9 @@ def captioner(prepared):
     """An untrained model whose selections and captions vary."""
     torch.manual_seed(0)
     vocabulary = Vocabulary([*Vocabulary.special, "a", "the", "dog", "runs", "sits", *WORDS])
-    decoder = Decoder(len(vocabulary), 8 * 8 * 3, None, 8, 8, 8)
+    encoder = Encoder(**prepared.encoder)
+    _, size = encoder.measure(prepared.preprocess.size)
+    decoder = Decoder(len(vocabulary), size, None, 8, 8, 8)
     for weights in decoder.parameters():
         torch.nn.init.normal_(weights, std=0.5)
-    encoder = Encoder(**prepared.encoder)
     return Captioner(encoder, decoder, vocabulary, prepared.preprocess, selection="argmax")

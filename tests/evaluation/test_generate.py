@@ -55,7 +55,7 @@ def test_references_are_what_people_wrote(prepared):
 
 
 def test_features_of_another_preprocessing_are_refused(captioner, prepared):
-    other = Captioner(captioner.encoder, captioner.decoder, captioner.vocabulary, Preprocess((16, 16), "pad"))
+    other = Captioner(captioner.encoder, captioner.decoder, captioner.vocabulary, Preprocess((32, 32), "pad"))
     with pytest.raises(UserError, match="feature store"):
         generate(other, prepared)
 

@@ -97,7 +97,7 @@ def test_java_that_works_is_not_missing(fake_java):
 def test_meteor_that_hangs_is_ended(fake_java, tmp_path):
     fake_java(f"echo $$ > {tmp_path}/pid; exec sleep 100")
     with pytest.raises(JavaError, match=r"METEOR did not answer within 1 s"):
-        meteor([["a dog"]], ["a dog"], seconds=1)
+        meteor([["a dog"]], [["a dog"]], seconds=1)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
@@ -120,20 +120,27 @@ def test_tokenizer_that_hangs_is_ended(fake_java):
 def test_meteor_that_fails_says_why(fake_java, script, reason):
     fake_java(script)
     with pytest.raises(JavaError, match=f"METEOR failed: .*({reason})"):
-        meteor([["a dog"], ["a cat"]], ["a dog", "a cat"], seconds=30)
+        meteor([["a dog"], ["a cat"]], [["a dog", "a cat"]], seconds=30)
 
 
-def test_meteor_reads_fields_and_scores(fake_java, tmp_path):
-    fake_java(
-        f"""read a; echo $a >> {tmp_path}/asked; echo s1
-        read b; echo $b >> {tmp_path}/asked; echo s2
-        read c; echo $c >> {tmp_path}/asked; printf '0.25\\n0.5\\n0.3\\n'; read d"""
-    )
-    assert meteor([["a ||| dog", "b"], ["c"]], ["d|||e", "f"]) == (0.3, [0.25, 0.5])
+METEOR_PROGRAM = """
+hear() { read -r line; echo "$line" >> ASKED; }
+hear; echo s1; hear; echo s2; hear; printf '0.25\\n0.5\\n0.3\\n'
+hear; echo t1; hear; echo t2; hear; printf '0\\n1\\n0.6\\n'
+"""
+
+
+def test_meteor_is_asked_for_each_caption_then_for_the_run(fake_java, tmp_path):
+    fake_java(METEOR_PROGRAM.replace("ASKED", str(tmp_path / "asked")))
+    scores = meteor([["a ||| dog", "b"], ["c"]], [["d|||e", "f"], ["g", ""]], seconds=30)
+    assert scores == [(0.3, [0.25, 0.5]), (0.6, [0, 1])]
     assert (tmp_path / "asked").read_text().splitlines() == [
         "SCORE ||| a dog ||| b ||| de",
         "SCORE ||| c ||| f",
         "EVAL ||| s1 ||| s2",
+        "SCORE ||| a dog ||| b ||| g",
+        "SCORE ||| c |||",
+        "EVAL ||| t1 ||| t2",
     ]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import captioner
 from captioner.errors import UserError
-from captioner.evaluation.metrics import METRICS, score
+from captioner.evaluation.metrics import METRICS, score, score_runs
 
 # Three captions whose n-grams are counted by hand below.
 REFERENCES = {
@@ -122,6 +122,16 @@ def test_images_may_come_in_any_order(scores):
     backwards = dict(reversed(CAPTIONS.items()))
     again = score(REFERENCES, backwards, "python", list(scores.metrics))
     assert again.per_image == scores.per_image
+
+
+def test_runs_are_scored_each_by_itself(scores):
+    others = {"dog": "a cat", "horse": "", "mat": "the cat is on the mat"}
+    names = [*scores.metrics]
+    first, second = score_runs(REFERENCES, [CAPTIONS, others], "python", names)
+    assert first == scores
+    assert second == score(REFERENCES, others, "python", names)
+    assert second.per_image["BLEU-1"]["mat"] == pytest.approx(1)
+    assert (first.warnings, second.warnings) == ([], ["1 of 3 captions have no words"])
 
 
 def test_what_made_the_numbers_is_told(scores):

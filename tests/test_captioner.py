@@ -1,0 +1,172 @@
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from captioner.captioner import ASSETS, Captioner
+from captioner.data.images import Preprocess
+from captioner.errors import UserError
+from captioner.model.decoder import Decoder
+from captioner.model.encoder import Encoder
+from captioner.model.regions import Regions
+from captioner.text.vocabulary import Vocabulary
+
+WORDS = ["dog", "cat", "runs", "sits", "man", "'s"]
+
+
+@pytest.fixture
+def captioner():
+    torch.manual_seed(0)
+    vocabulary = Vocabulary([*Vocabulary.special, *WORDS])
+    decoder = Decoder(len(vocabulary), 768, 8, 8, 8, 8)
+    for weights in decoder.parameters():
+        torch.nn.init.normal_(weights, std=0.7)
+    with torch.no_grad():
+        decoder.output.bias[Vocabulary.end] -= 3
+    return Captioner(Encoder("patches"), decoder, vocabulary, Preprocess((48, 64)), "argmax", "sample")
+
+
+@pytest.fixture
+def photos():
+    noise = np.random.default_rng(0)
+    shapes = [(30, 40), (64, 48), (10, 100)]
+    return [Image.fromarray(noise.integers(0, 255, (*shape, 3), dtype=np.uint8)) for shape in shapes]
+
+
+def same(a, b):
+    return a.text == b.text and torch.allclose(a.weights, b.weights, atol=1e-5)
+
+
+def test_one_photo_gives_one_caption_and_a_list_a_list(captioner, photos):
+    captions = captioner.caption(photos)
+    assert [c.image.size for c in captions] == [p.size for p in photos]
+    assert same(captioner.caption(photos[1]), captions[1])
+    assert len(captioner.caption(photos[:1])) == 1
+
+
+def test_any_kind_of_photo_gives_the_same_caption(captioner, photos, tmp_path):
+    path = tmp_path / "photo.png"
+    photos[0].save(path)
+    tensor = torch.from_numpy(np.array(photos[0])).permute(2, 0, 1)
+    expected = captioner.caption(photos[0])
+    for photo in (path, str(path), path.read_bytes(), tensor, tensor / 255):
+        assert same(captioner.caption(photo), expected)
+    assert captioner.caption(path).source == str(path)
+
+
+@pytest.mark.parametrize("selection", ["soft", "sample", "argmax"])
+def test_a_caption_holds_what_it_says(captioner, photos, selection):
+    c = captioner.caption(photos[1], selection=selection, beam_size=2, max_length=7)
+    steps = len(c.words)
+    assert 0 < steps <= 7 and c.selection == selection and c.grid == (3, 4)
+    assert c.weights.shape == (steps, 12) and c.gate.shape == c.word_log_probs.shape == (steps,)
+    torch.testing.assert_close(c.weights.sum(-1), torch.ones(steps))
+    assert c.selected is None if selection == "soft" else c.selected.shape == (steps, 1)
+    if selection == "argmax":
+        assert c.selected[:, 0].tolist() == c.weights.argmax(-1).tolist()
+    assert c.log_prob <= c.word_log_probs.sum().item() + 1e-5
+    assert json.loads(json.dumps(c.to_dict()))["words"] == c.words
+    assert c.geometry.cell_box(0, c.grid) == (0, 0, 12, 64 / 3)
+
+
+@pytest.mark.parametrize("selection", ["soft", "sample", "argmax"])
+def test_captions_do_not_depend_on_the_batch(captioner, photos, selection):
+    settings = {"selection": selection, "seed": 3, "beam_size": 2}
+    alone = [captioner.caption(photo, **settings) for photo in photos]
+    for order in ([0, 1, 2], [2, 0, 1]):
+        together = captioner.caption([photos[i] for i in order], batch_size=2, **settings)
+        assert all(same(caption, alone[i]) for i, caption in zip(order, together, strict=True))
+
+
+def test_sampling_changes_with_the_seed_alone(captioner, photos):
+    drawn = [captioner.caption(photos[0], selection="sample", seed=seed) for seed in (1, 1, 2, 3)]
+    assert drawn[0].selected.tolist() == drawn[1].selected.tolist()
+    assert any(d.selected.tolist() != drawn[0].selected.tolist() for d in drawn[2:])
+
+
+def test_encode_once_ask_often(captioner, photos):
+    regions = captioner.encode(photos)
+    assert isinstance(regions, Regions) and regions.features.shape == (3, 12, 768)
+    for selection in ("soft", "argmax"):
+        assert same(
+            captioner.decode(regions, selection)[2], captioner.caption(photos[2], selection=selection)
+        )
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_saved_model_comes_back_in_another_process(captioner, photos, tmp_path, half):
+    folder = captioner.save(tmp_path / "model", half=half, note="a note")
+    photos[0].save(tmp_path / "photo.png")
+    script = (
+        "import captioner; c = captioner.load('model').caption('photo.png'); "
+        "print(c.text, c.selection, round(c.log_prob, 2), sep='|')"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    expected = captioner.caption(photos[0])
+    text, selection, log_prob = run.stdout.strip().split("|")
+    assert (text, selection) == (expected.text, "argmax")
+    assert float(log_prob) == pytest.approx(expected.log_prob, abs=0.05)
+    assert json.loads((folder / "config.json").read_text())["note"] == "a note"
+    assert Captioner.load(folder).trained_with == "sample"
+
+
+def test_the_encoders_own_weights_travel_with_the_model(tmp_path, photos):
+    torch.manual_seed(1)
+    vocabulary = Vocabulary([*Vocabulary.special, *WORDS])
+    encoder = Encoder("resnet18", weights=None)
+    model = Captioner(encoder, Decoder(len(vocabulary), 512, 8, 8, 8, 8), vocabulary, Preprocess((64, 64)))
+    loaded = Captioner.load(model.save(tmp_path / "model"))
+    assert loaded.encoder.fingerprint() == encoder.fingerprint()
+    assert same(loaded.caption(photos[0]), model.caption(photos[0]))
+
+
+def test_vocabulary_and_weights_that_disagree_name_both_sizes(captioner, tmp_path):
+    folder = captioner.save(tmp_path / "model")
+    Vocabulary([*Vocabulary.special, *WORDS, "more"]).save(folder / "vocabulary.json")
+    with pytest.raises(UserError, match=r"has 11 words, .* has 10"):
+        Captioner.load(folder)
+
+
+def test_broken_models_are_one_clear_line(captioner, tmp_path):
+    with pytest.raises(UserError, match=r"no model 'flickr9k'.*flickr8k-hard"):
+        Captioner.load("flickr9k")
+    folder = captioner.save(tmp_path / "model")
+    for name, content in (("model.safetensors", b"no tensors"), ("config.json", b"{")):
+        broken = tmp_path / f"broken-{name}"
+        shutil.copytree(folder, broken)
+        (broken / name).write_bytes(content)
+        with pytest.raises(UserError, match="cannot be read"):
+            Captioner.load(broken)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"encoder_fingerprint": "0123"}))
+    with pytest.raises(UserError, match="other weights of encoder"):
+        Captioner.load(folder)
+
+
+def test_bad_settings_and_photos(captioner, photos):
+    with pytest.raises(UserError, match="beam size"):
+        captioner.caption(photos[0], beam_size=0)
+    with pytest.raises(UserError, match="unknown selection rule 'hard'"):
+        captioner.caption(photos[0], selection="hard")
+    with pytest.raises(UserError, match=r"\(3, H, W\), not \(4, 5, 6\)"):
+        captioner.caption(torch.zeros(4, 5, 6))
+    with pytest.raises(UserError, match=r"absent\.jpg"):
+        captioner.caption("absent.jpg")
+
+
+@pytest.mark.parametrize("name", ["flickr8k-soft", "flickr8k-hard"])
+def test_the_embedded_models_caption_a_dog(name):
+    photo = ASSETS / "photos" / "dog.jpg"
+    model = Captioner.load(name)
+    caption = model.caption(photo)
+    assert "dog" in caption.words and caption.finished
+    assert model.trained_with == ("soft" if name.endswith("soft") else "sample")
+    assert Path(ASSETS / name / "model.safetensors").stat().st_size < 12 * 2**20

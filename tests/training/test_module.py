@@ -1,0 +1,140 @@
+import csv
+import json
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+
+from captioner.captioner import Captioner
+from captioner.data.datamodule import CaptionDataModule, encode_captions, pad
+from captioner.data.images import Preprocess
+from captioner.data.prepared import prepare
+from captioner.data.shapes import write_shapes
+from captioner.errors import UserError
+from captioner.model.encoder import Encoder
+from captioner.text.vocabulary import Vocabulary
+from captioner.training.callbacks import RandomState, SaveBest
+from captioner.training.module import CaptioningModule
+
+SMALL = {"feature_size": 8, "embedding_size": 8, "hidden_size": 8, "attention_size": 8}
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    root = tmp_path_factory.mktemp("shapes")
+    captions = write_shapes(root, train=12, val=4, test=2)
+    return prepare(captions, root / "images", root, Encoder("patches"), Preprocess((112, 112)), 1, workers=0)
+
+
+def fit(prepared, root, epochs, checkpoint=None, max_epochs=None, **settings):
+    L.seed_everything(3, verbose=False)
+    module = CaptioningModule(str(prepared.root), **SMALL | settings)
+    data = CaptionDataModule(str(prepared.root), batch_size=5)
+    trainer = L.Trainer(
+        default_root_dir=root,
+        max_epochs=max_epochs or epochs,
+        accelerator="cpu",
+        logger=L.pytorch.loggers.CSVLogger(root, name="log"),
+        callbacks=[SaveBest(), RandomState(), StopAfter(epochs)],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+        num_sanity_val_steps=0,
+    )
+    trainer.fit(module, data, ckpt_path=checkpoint)
+    return module, trainer
+
+
+class StopAfter(L.Callback):
+    """Interrupt a run of more epochs, so that its learning-rate schedule is the whole run's."""
+
+    def __init__(self, epochs):
+        self.epochs = epochs
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.should_stop = trainer.current_epoch + 1 >= self.epochs
+
+
+@pytest.mark.parametrize("attention", ["soft", "hard"])
+def test_a_resumed_run_is_the_same_run_bit_for_bit(prepared, tmp_path, attention):
+    """2 + 2 epochs equal 4: weights, optimiser, schedule, random states, batches and baseline."""
+    torch.set_num_threads(1)
+    whole, _ = fit(prepared, tmp_path / "whole", 4, attention=attention)
+    _, half = fit(prepared, tmp_path / "half", 2, max_epochs=4, attention=attention)
+    half.save_checkpoint(tmp_path / "half.ckpt")
+    resumed, _ = fit(prepared, tmp_path / "resumed", 4, tmp_path / "half.ckpt", attention=attention)
+    torch.set_num_threads(2)
+    other = resumed.state_dict()
+    for key, value in whole.state_dict().items():
+        assert torch.equal(value, other[key]), key
+    if attention == "hard":
+        assert whole.baseline.value.item() < 0
+
+
+def test_checkpoints_load_with_weights_only(prepared, tmp_path):
+    _, trainer = fit(prepared, tmp_path, 1)
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    assert torch.load(tmp_path / "x.ckpt", weights_only=True)["epoch"] == 1
+
+
+def test_the_best_model_is_saved_and_captions(prepared, tmp_path):
+    fit(prepared, tmp_path, 1, attention="hard")
+    model = Captioner.load(tmp_path / "model")
+    assert model.trained_with == "sample" and model.selection == "argmax"
+    photo = prepared.images / prepared.captions.images[0].file_name
+    assert model.caption(photo).grid == (7, 7)
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert config["training"]["attention"] == "hard" and "val/CIDEr" in config["training"]
+
+
+def test_the_figures_of_hard_attention_are_logged(prepared, tmp_path):
+    fit(prepared, tmp_path, 1, attention="hard", expectation=0.0)
+    with open(tmp_path / "log" / "version_0" / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    first = rows[0]
+    assert float(first["train/reward"]) == pytest.approx(float(first["train/baseline"]))
+    for name in ("loss", "entropy", "gradient_norm", "word_loss"):
+        assert np.isfinite(float(first[f"train/{name}"]))
+    assert 0 < float(first["train/entropy"]) <= np.log(49) + 1e-5
+    assert float(rows[-1]["val/CIDEr"]) >= 0
+
+
+def test_training_from_a_models_words(prepared, tmp_path):
+    soft, _ = fit(prepared, tmp_path / "soft", 1)
+    hard = CaptioningModule(str(prepared.root), "hard", start=str(tmp_path / "soft" / "model"), **SMALL)
+    for key, value in soft.captioner.decoder.state_dict().items():
+        torch.testing.assert_close(hard.captioner.decoder.state_dict()[key], value, atol=1e-3, rtol=1e-3)
+    with pytest.raises(UserError, match="must agree"):
+        CaptioningModule(
+            str(prepared.root), "hard", start=str(tmp_path / "soft" / "model"), **SMALL | {"hidden_size": 9}
+        )
+
+
+def test_a_loss_that_is_not_finite_stops_and_names_the_photographs(prepared):
+    module = CaptioningModule(str(prepared.root), **SMALL)
+    batch = CaptionDataModule(str(prepared.root), batch_size=5).val_dataloader().dataset[[0, 1]]
+    batch.features[0, 0, 0] = torch.inf
+    with pytest.raises(UserError, match=rf"loss is nan.*photographs \[{batch.ids[0]}, {batch.ids[1]}\]"):
+        module.training_step(batch, 7)
+
+
+def test_fine_tuning_needs_photographs(prepared, tmp_path):
+    with pytest.raises(UserError, match=r"data\.photographs"):
+        fit(prepared, tmp_path, 1, finetune_from=0)
+
+
+def test_a_missing_data_set_says_what_to_run(tmp_path):
+    for build in (CaptioningModule, CaptionDataModule):
+        with pytest.raises(UserError, match="captioner prepare"):
+            build(str(tmp_path / "absent"))
+
+
+def test_captions_are_padded_longest_first():
+    vocabulary = Vocabulary([*Vocabulary.special, "a", "dog", "runs"])
+    captions = encode_captions(["A dog.", "a dog runs", "a zebra"], vocabulary, 30)
+    assert captions == [[4, 5, 6, 2], [4, 5, 2], [4, 3, 2]]
+    words, lengths = pad([captions, [[4, 2]]])
+    assert words.tolist()[1] == [[1, 4, 2, 0, 0], [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]]
+    assert lengths.tolist() == [[4, 3, 3], [2, 0, 0]]
+    assert encode_captions(["a dog runs"], vocabulary, 2) == [[4, 5]]
