@@ -37,6 +37,12 @@ def test_cell_at_is_none_where_the_input_does_not_show_the_photograph():
     assert MIDDLE.cell_at(47, 100, (7, 7)) is None
     assert MIDDLE.cell_at(48, 100, (7, 7)) == 21
     assert WHOLE.cell_at(320, 100, (7, 7)) is None
+    assert PADDED.cell_at(160, 223, (7, 7)) == 38
+    assert PADDED.cell_at(160, 224, (7, 7)) is None  # padding, inside the view
+    assert PADDED.cell_at(160, -1, (7, 7)) is None
+    upright = Geometry(224, 320, (-48.0, 0.0, 272.0, 320.0))
+    assert upright.cell_at(223, 160, (7, 7)) == 26
+    assert upright.cell_at(224, 160, (7, 7)) is None
 
 
 def test_a_non_square_grid_is_row_major():

@@ -120,6 +120,7 @@ class CaptionDataModule(L.LightningDataModule):
             dataset,
             batch_size=None,
             sampler=batches,
+            generator=torch.Generator(),  # its draws must not shift the model's, which a resumed run repeats
             num_workers=self.workers,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=self.workers > 0,

@@ -254,11 +254,12 @@ class Preprocess:
         return inner, ((columns - inner[0]) // 2, (rows - inner[1]) // 2)
 
     def resample(self, image: Image.Image, view: Box) -> Image.Image:
-        """The view of an image, at the input's size; padding is the encoder's mean colour."""
+        """The view of an image at the input's size; padding is the encoder's mean colour.
+
+        Pillow copies an image that has that size already: its pixels pass through as they are.
+        """
         rows, columns = self.size
         bicubic = Image.Resampling.BICUBIC
-        if image.size == (columns, rows):
-            return image
         if self.resize != "pad":
             return image.resize((columns, rows), bicubic, box=view)
         inner, offset = self.letterbox(*image.size)

@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw
 from captioner.data.captions import CaptionedImage, CaptionSet
 
 SIDE = 112  # pixels of a picture; a cell of a 7 x 7 grid has 16
-SIZES = range(24, 33)  # pixels of a shape: one and a half to two cells
+SIZES = range(18, 25)  # pixels of a shape: some more than a cell, so that one cell's centre is always inside
 MARGIN, GAP = 2, 6  # pixels to the border and between shapes
 CLEAR = 16  # pixels by which the larger displacement exceeds the smaller: the relation is plain
 SMOOTH = 4  # shapes are drawn so many times larger and reduced, for smooth edges

@@ -13,6 +13,7 @@ from captioner.captioner import Captioner
 from captioner.data.prepared import Prepared
 from captioner.errors import UserError
 from captioner.evaluation.generate import generate, references, split_images
+from captioner.evaluation.grounding import pointing
 from captioner.evaluation.metrics import Tokenizer, score_runs
 
 
@@ -76,6 +77,8 @@ def compare(
 ) -> Comparison:
     """Caption and score a split under each rule; random rules once a seed, the others once.
 
+    Where it is known what lies where, as in the shapes, `pointing` is among the metrics.
+
     Args:
         seeds: of random rules.
         limit: only the first so many images of the split.
@@ -85,23 +88,26 @@ def compare(
     """
     if not seeds or not selections:
         raise UserError("nothing to compare: give at least one selection rule and one seed")
-    gold = references(split_images(prepared, split, limit))
+    images = split_images(prepared, split, limit)
+    gold = references(images)
     rules = [selection_rule(name) for name in dict.fromkeys(selections)]
     # The first call of all is slow, whatever the rule: it must not count against one of them.
     generate(captioner, prepared, split, rules[0].name, beam_size, limit=1)
     asked = [(rule, seed) for rule in rules for seed in (seeds if rule.stochastic else seeds[:1])]
-    texts, seconds = [], []
+    texts, seconds, aims = [], [], []
     for rule, seed in asked:
         started = time.perf_counter()
         captions = generate(captioner, prepared, split, rule.name, beam_size, seed, batch_size, limit)
         seconds.append((time.perf_counter() - started) / len(captions))
         texts.append({image: caption.text for image, caption in captions.items()})
+        aim = pointing(captions, images, prepared)
+        aims.append({} if aim is None else {"pointing": aim})
     scores = score_runs(gold, texts, tokenizer, metrics)
     notes = [f"{rule.name}: {n}" for (rule, _), run in zip(asked, scores, strict=True) for n in run.warnings]
     rows = []
     for rule in rules:
         mine = [i for i, (other, _) in enumerate(asked) if other is rule]
-        figures = [scores[i].metrics for i in mine]
+        figures = [scores[i].metrics | aims[i] for i in mine]
         rows.append(
             Row(
                 selection=rule.name,

@@ -10,15 +10,18 @@ from captioner.data.images import read
 from captioner.data.prepared import Prepared
 from captioner.geometry import Box, Geometry
 
+PHRASE = 3  # words: article, adjective, noun
+
 
 def pointing(
     captions: Mapping[int | str, Caption], images: Iterable[CaptionedImage], prepared: Prepared
 ) -> float | None:
     """The pointing game (Zhang et al. 2016, arXiv 1608.00507), a share in [0, 1].
 
-    Of the words that name a thing whose box is known, how many were written while the centre of the
-    region that was looked at lay in the box: the selected region, or for soft attention the one of largest
-    weight. None where no word names a boxed thing.
+    Of the nouns that name a thing whose box is known, how often the centre of the region that was looked at
+    lay in the box. A noun's phrase is the noun and up to two words before it ("a red circle"); its region is
+    that of the step whose look counted most, by the gate: the selected region, or for soft attention the one
+    of largest weight. None where no noun names a boxed thing.
     """
     hits: list[bool] = []
     for image in images:
@@ -34,8 +37,10 @@ def pointing(
     return sum(hits) / len(hits) if hits else None
 
 
-def looked_at(caption: Caption, t: int) -> int:
-    """The region that word t was written from."""
+def looked_at(caption: Caption, noun: int) -> int:
+    """The region that the phrase of the noun at this position was written from."""
+    start = max(0, noun - PHRASE + 1)
+    t = start + int(caption.gate[start : noun + 1].argmax())
     if caption.selected is not None:
         return int(caption.selected[t, 0])
     return int(caption.weights[t].argmax())

@@ -148,10 +148,10 @@ class Patches(nn.Module):
     """Regions that see little but themselves: a window of twice the cell's size, at half resolution.
 
     There is nothing to learn here and nothing leaks from afar, so that where attention looks is
-    where the information is. For synthetic pictures.
+    where the information is. Each region knows its place too: x and y from -1 to 1. For synthetic pictures.
 
     Args:
-        cell: side of a cell in pixels, even; D is 3 x cell x cell.
+        cell: side of a cell in pixels, even; D is 3 x cell x cell + 2.
     """
 
     def __init__(self, cell: int = 16) -> None:
@@ -163,7 +163,10 @@ class Patches(nn.Module):
         """(B, 3, S, S') to (B, D, S / cell, S' / cell)."""
         halved = nn.functional.avg_pool2d(pixels, 2)
         windows = nn.functional.unfold(halved, self.cell, stride=self.cell // 2, padding=self.cell // 4)
-        return windows.unflatten(2, (pixels.shape[2] // self.cell, pixels.shape[3] // self.cell))
+        batch, rows, columns = len(pixels), pixels.shape[2] // self.cell, pixels.shape[3] // self.cell
+        y = torch.linspace(-1, 1, rows, device=pixels.device)[:, None].expand(batch, 1, rows, columns)
+        x = torch.linspace(-1, 1, columns, device=pixels.device).expand(batch, 1, rows, columns)
+        return torch.cat([windows.unflatten(2, (rows, columns)), x, y], 1)
 
 
 def torchvision_network(

@@ -150,7 +150,7 @@ def test_patches_see_their_own_window_alone():
     patches = Patches(16)
     pixels = torch.randn(1, 3, 112, 112)
     features = patches(pixels)
-    assert features.shape == (1, 768, 7, 7)
+    assert features.shape == (1, 770, 7, 7)
     changed = pixels.clone()
     changed[..., :40, :] = 0  # the window of row 3 begins at pixel 3 * 16 - 8 = 40
     assert torch.equal(patches(changed)[..., 3:, :], features[..., 3:, :])
