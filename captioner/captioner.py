@@ -240,12 +240,19 @@ class Captioner(nn.Module):
                 f"{folder / VOCABULARY} has {len(vocabulary)} words, {folder / WEIGHTS} has {rows}: "
                 "use the files of one model together"
             )
-        decoder = Decoder(len(vocabulary), config["region_size"], **config["decoder"])
+        preprocess = Preprocess.from_dict(config["preprocess"])
+        _, region_size = encoder.measure(preprocess.size)
+        if region_size != config["region_size"]:
+            raise UserError(
+                f"the model {folder} wants regions of {config['region_size']} numbers, encoder "
+                f"{encoder.name!r} gives {region_size}: train it again with this version"
+            )
+        decoder = Decoder(len(vocabulary), region_size, **config["decoder"])
         captioner = cls(
             encoder,
             decoder,
             vocabulary,
-            Preprocess.from_dict(config["preprocess"]),
+            preprocess,
             selection=config["selection"],
             trained_with=config["trained_with"],
         )

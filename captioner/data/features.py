@@ -7,6 +7,7 @@ a store that can be opened is whole; a writer that was killed goes on where it s
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -27,8 +28,8 @@ from captioner.errors import UserError
 from captioner.model.encoder import Encoder
 
 OnBadImage = Literal["raise", "skip", "report"]
-ROWS, INDEX, PROGRESS = "features.f16", "store.json", "progress.u8"
-DONE, BAD = 1, 2
+ROWS, INDEX, PROGRESS, PLAN = "features.f16", "store.json", "progress.u8", "plan.json"
+DONE = 1
 
 
 def store_key(encoder: Encoder, preprocess: Preprocess) -> dict[str, Any]:
@@ -106,13 +107,19 @@ def write_features(
         UserError: a photograph cannot be read and `on_bad_image` is `raise`, or the disk is full.
     """
     root = Path(root)
-    key = store_key(encoder, preprocess)
-    if (root / INDEX).is_file():
-        store = FeatureStore(root)
-        if store.key == key and [*store.rows, *store.bad] and set(store.rows) >= set(names):
-            return store
     grid, size = encoder.measure(preprocess.size)
-    index = {"key": key, "grid": list(grid), "size": size, "names": list(names)}
+    index = {
+        "key": store_key(encoder, preprocess),
+        "grid": list(grid),
+        "size": size,
+        "names": list(names),
+        "photographs": state_of_files(folder, names),
+    }
+    if is_complete(root, index):
+        store = FeatureStore(root)
+        if store.bad and on_bad_image == "raise":
+            raise UserError(next(iter(store.bad.values())))
+        return store
     partial = open_partial(root, index)
     features = open_rows(partial, (len(names), grid[0] * grid[1], size), "r+")
     progress = np.memmap(partial / PROGRESS, np.uint8, "r+", shape=(len(names),))
@@ -139,10 +146,28 @@ def write_features(
     index["bad"] = bad
     (partial / INDEX).write_text(json.dumps(index))
     del features, progress
-    (partial / PROGRESS).unlink()
     shutil.rmtree(root, ignore_errors=True)
     partial.rename(root)
+    for name in (PROGRESS, PLAN):  # only now: a writer that is killed before goes on from them
+        (root / name).unlink()
     return FeatureStore(root)
+
+
+def state_of_files(folder: Path, names: Sequence[str]) -> str:
+    """A hash of the photographs' sizes and times: it changes when one of them does."""
+    digest = hashlib.sha256()
+    for name in names:
+        file = (folder / name).stat()
+        digest.update(f"{name} {file.st_size} {file.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def is_complete(root: Path, index: dict[str, Any]) -> bool:
+    """Whether the store is there already, of these photographs, by this encoder."""
+    if not (root / INDEX).is_file():
+        return False
+    found = read_index(root)
+    return {name: found.get(name) for name in index} == index
 
 
 class Pictures(Dataset):
@@ -201,7 +226,7 @@ def open_rows(root: Path, shape: tuple[int, int, int], mode: Literal["r", "r+"])
 def open_partial(root: Path, index: dict[str, Any]) -> Path:
     """The unfinished store beside `root`: an earlier one of the same content, or a new empty one."""
     partial = root.with_name(root.name + ".partial")
-    plan = partial / "plan.json"
+    plan = partial / PLAN
     if plan.is_file() and plan.read_text() == json.dumps(index):
         return partial
     shutil.rmtree(partial, ignore_errors=True)
@@ -247,6 +272,7 @@ def progress_bar(title: str, total: int) -> Iterator[Any]:
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=total)
         yield lambda amount: progress.advance(task, amount)

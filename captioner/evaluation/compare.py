@@ -94,7 +94,8 @@ def compare(
     # The first call of all is slow, whatever the rule: it must not count against one of them.
     generate(captioner, prepared, split, rules[0].name, beam_size, limit=1)
     asked = [(rule, seed) for rule in rules for seed in (seeds if rule.stochastic else seeds[:1])]
-    texts, seconds, aims = [], [], []
+    texts, seconds = [], []
+    aims: list[dict[str, float | None]] = []
     for rule, seed in asked:
         started = time.perf_counter()
         captions = generate(captioner, prepared, split, rule.name, beam_size, seed, batch_size, limit)

@@ -85,6 +85,9 @@ class Transcript:
 class Decoder(nn.Module):
     """LSTM with attention, gate and deep output.
 
+    Projected features are normalised (Ba et al. 2016, arXiv 1607.06450): encoders differ in scale, and
+    attention to features of a small one never leaves the uniform distribution.
+
     The state is (B, n, H) for n captions, beams or draws of each photograph, so that they share its keys
     without copies. All products with h_{t-1}, the LSTM's, the query's and the gate's, are one.
 
@@ -119,6 +122,7 @@ class Decoder(nn.Module):
         self.hidden_size, self.attention_size = hidden_size, attention_size
         values = feature_size or region_size
         self.project = nn.Linear(region_size, values) if feature_size else nn.Identity()
+        self.normalise = nn.LayerNorm(values)
         self.keys = nn.Linear(values, attention_size)
         self.scoring = Additive(attention_size)
         self.initial = nn.Linear(values, 2 * hidden_size)
@@ -144,7 +148,7 @@ class Decoder(nn.Module):
 
     def read(self, features: Tensor) -> Memory:
         """Project region features (B, L, D), once for all words and captions."""
-        values = self.project(features)
+        values = self.normalise(self.project(features))
         return Memory(self.dropout(values), self.keys(values))
 
     def start(self, memory: Memory, n: int = 1) -> State:

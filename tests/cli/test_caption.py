@@ -1,6 +1,7 @@
 """`captioner caption`."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -61,6 +62,18 @@ def test_folders_and_lists(model, pictures, tmp_path, capsys):
     found = lines_of(capsys, "caption", names, pictures[2].parent, "--model", model)
     expected = [pictures[0], pictures[4], pictures[2], pictures[3]]
     assert [line["image"] for line in found] == [str(path) for path in expected]
+
+
+def test_json_to_a_pipe_leaves_the_pipe_in_place(model, pictures, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert main(["caption", str(pictures[0]), "--model", str(model), "--json", str(pipe)]) == 0
+        assert json.loads(os.read(reader, 65536))["image"] == str(pictures[0])
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
 
 
 def test_cut_off_captions_are_mentioned(model, pictures, capsys):
