@@ -122,6 +122,11 @@ class Captioner(nn.Module):
             raise UserError(
                 f"beam size and longest caption must be at least 1, not {beam_size} and {max_length}"
             )
+        if regions.features.shape[-1] != self.decoder.region_size:
+            raise UserError(
+                f"the model wants regions of {self.decoder.region_size} numbers, encoder "
+                f"{self.encoder.name!r} gave {regions.features.shape[-1]}: train it again with this version"
+            )
         rule = selection_rule(selection or self.selection)
         seeds = regions.seeds or [fingerprint(features.half()) for features in regions.features]
         self.eval()
@@ -173,7 +178,7 @@ class Captioner(nn.Module):
     def save(self, folder: str | Path, half: bool = False, **notes: Any) -> Path:
         """Write the model to a folder: JSON and safetensors, nothing that runs on loading.
 
-        The encoder's weights are left out where its arguments give them back.
+        The encoder's weights are left out where they are the library's own.
 
         Args:
             half: store float16.
@@ -181,10 +186,10 @@ class Captioner(nn.Module):
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        own_encoder = self.encoder.weights is None or not self.encoder.frozen
+        own_encoder = self.encoder.weights != "default" or not self.encoder.frozen
         parts = {"decoder": self.decoder} | ({"encoder": self.encoder} if own_encoder else {})
         tensors = {
-            f"{part}.{key}": (t.half() if half and t.is_floating_point() else t).cpu().contiguous()
+            f"{part}.{key}": half_if(half and part == "decoder", t)  # an encoder keeps its fingerprint
             for part, module in parts.items()
             for key, t in module.state_dict().items()
         }
@@ -198,6 +203,7 @@ class Captioner(nn.Module):
             "encoder": encoder,
             "encoder_fingerprint": None if own_encoder else self.encoder.fingerprint(),
             "preprocess": self.preprocess.to_dict(),
+            "vocabulary_fingerprint": self.vocabulary.fingerprint(),
             "decoder": self.decoder.sizes,
             "region_size": self.decoder.region_size,
             **notes,
@@ -206,7 +212,9 @@ class Captioner(nn.Module):
         written = folder / (WEIGHTS + ".tmp")
         save_file(tensors, written)
         written.replace(folder / WEIGHTS)
-        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        written = folder / (CONFIG + ".tmp")
+        written.write_text(json.dumps(config, indent=2) + "\n")
+        written.replace(folder / CONFIG)
         return folder
 
     @classmethod
@@ -227,44 +235,59 @@ class Captioner(nn.Module):
                 f"the model {folder} has format {config.get('format')!r}, this version reads {FORMAT}"
             )
         vocabulary = Vocabulary.load(folder / VOCABULARY)
-        encoder = Encoder(**config["encoder"])
-        expected = config["encoder_fingerprint"]
-        if expected and encoder.fingerprint() != expected:
+        try:
+            return build(config, tensors, vocabulary, folder)
+        except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+            reason = str(error).strip().splitlines()[0]
             raise UserError(
-                f"the model {folder} was trained on other weights of encoder {encoder.name!r} "
-                f"({expected}) than are installed ({encoder.fingerprint()})"
-            )
-        rows = tensors["decoder.output.weight"].shape[0]
-        if rows != len(vocabulary):
-            raise UserError(
-                f"{folder / VOCABULARY} has {len(vocabulary)} words, {folder / WEIGHTS} has {rows}: "
-                "use the files of one model together"
-            )
-        preprocess = Preprocess.from_dict(config["preprocess"])
-        _, region_size = encoder.measure(preprocess.size)
-        if region_size != config["region_size"]:
-            raise UserError(
-                f"the model {folder} wants regions of {config['region_size']} numbers, encoder "
-                f"{encoder.name!r} gives {region_size}: train it again with this version"
-            )
-        decoder = Decoder(len(vocabulary), region_size, **config["decoder"])
-        captioner = cls(
-            encoder,
-            decoder,
-            vocabulary,
-            preprocess,
-            selection=config["selection"],
-            trained_with=config["trained_with"],
+                f"{folder / CONFIG} and {folder / WEIGHTS} do not fit together "
+                f"({type(error).__name__}: {reason}): copy the model again"
+            ) from None
+
+
+def build(
+    config: dict[str, Any], tensors: dict[str, Tensor], vocabulary: Vocabulary, folder: Path
+) -> Captioner:
+    """The model of a configuration, with its weights."""
+    rows = len(tensors["decoder.output.weight"])
+    if rows != len(vocabulary):
+        raise UserError(
+            f"{folder / VOCABULARY} has {len(vocabulary)} words, {folder / WEIGHTS} has {rows}: "
+            "use the files of one model together"
         )
-        own = {key: value.float() if value.is_floating_point() else value for key, value in tensors.items()}
-        missing = captioner.load_state_dict(own, strict=False)
-        lost = [k for k in missing.missing_keys if k.startswith("decoder.") or expected is None]
-        if lost or missing.unexpected_keys:
-            raise UserError(
-                f"{folder / WEIGHTS} does not fit {folder / CONFIG}: "
-                f"{len(lost)} tensors missing, {len(missing.unexpected_keys)} too many"
-            )
-        return captioner.eval()
+    if vocabulary.fingerprint() != config["vocabulary_fingerprint"]:
+        raise UserError(
+            f"the words of {folder / VOCABULARY} are not those that {folder / WEIGHTS} was trained with: "
+            "use the files of one model together"
+        )
+    encoder = Encoder(**config["encoder"])
+    expected = config["encoder_fingerprint"]
+    if expected and encoder.fingerprint() != expected:
+        raise UserError(
+            f"the model {folder} was trained on other weights of encoder {encoder.name!r} "
+            f"({expected}) than are installed ({encoder.fingerprint()})"
+        )
+    captioner = Captioner(
+        encoder,
+        Decoder(len(vocabulary), config["region_size"], **config["decoder"]),
+        vocabulary,
+        Preprocess.from_dict(config["preprocess"]),
+        selection=config["selection"],
+        trained_with=config["trained_with"],
+    )
+    own = {key: value.float() if value.is_floating_point() else value for key, value in tensors.items()}
+    keys = captioner.load_state_dict(own, strict=False)
+    lost = [key for key in keys.missing_keys if key.startswith("decoder.") or expected is None]
+    if lost or keys.unexpected_keys:
+        raise UserError(
+            f"{folder / WEIGHTS} does not fit {folder / CONFIG}: "
+            f"{len(lost)} tensors missing, {len(keys.unexpected_keys)} too many"
+        )
+    return captioner.eval()
+
+
+def half_if(half: bool, tensor: Tensor) -> Tensor:
+    return (tensor.half() if half and tensor.is_floating_point() else tensor).cpu().contiguous()
 
 
 def find_model(model: str | Path) -> Path:

@@ -11,8 +11,8 @@ from captioner.attention.selection import Sample, Selection, Soft
 class MovingAverage(nn.Module):
     """REINFORCE's baseline b <- 0.9 b + 0.1 reward (section 4.1 of the paper).
 
-    It starts at the first reward, so that it is unbiased from the first step on. The state is a buffer and
-    travels with the checkpoint.
+    It starts at the mean of the first rewards rather than at zero, which is far from any of them. The state
+    is a buffer and travels with the checkpoint.
     """
 
     value: Tensor

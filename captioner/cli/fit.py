@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
+
+from captioner.errors import UserError
 
 SUMMARY = "train soft or hard attention on a prepared data set"
 
@@ -14,6 +17,7 @@ def run(arguments: Sequence[str]) -> int:
     Everything is written under `trainer.default_root_dir`: the best epoch's model in `model`, the last
     checkpoint, and the logs.
     """
+    from jsonargparse import ArgumentError
     from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
     from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
@@ -35,11 +39,18 @@ def run(arguments: Sequence[str]) -> int:
                     "early_stopping.patience": 5,
                     "checkpoint.filename": "last",
                     "checkpoint.enable_version_counter": False,
+                    "trainer.use_distributed_sampler": False,  # the data module's batches are shared out already
                 }
             )
             parser.link_arguments("trainer.default_root_dir", "checkpoint.dirpath")
 
+        def _parse_ckpt_path(self) -> None:
+            """A resumed run has the settings it is given, not the checkpoint's."""
+
         def before_instantiate_classes(self) -> None:
+            checkpoint = self.config["fit"]["ckpt_path"]
+            if checkpoint is not None and not Path(checkpoint).is_file():
+                raise UserError(f"no checkpoint at {checkpoint}: give --ckpt_path a run's last.ckpt")
             trainer = self.config["fit"]["trainer"]
             if trainer["logger"] is None:
                 place = {"save_dir": trainer["default_root_dir"] or ".", "name": "log"}
@@ -55,11 +66,15 @@ def run(arguments: Sequence[str]) -> int:
         warnings.filterwarnings("ignore", "LightningCLI's args parameter")
         warnings.filterwarnings("ignore", "Checkpoint directory .* exists")
         warnings.filterwarnings("ignore", ".*LeafSpec.* is deprecated")
-        FitCLI(
-            CaptioningModule,
-            CaptionDataModule,
-            seed_everything_default=0,
-            save_config_kwargs={"overwrite": True},
-            args=["fit", *arguments],
-        )
+        try:
+            FitCLI(
+                CaptioningModule,
+                CaptionDataModule,
+                seed_everything_default=0,
+                save_config_kwargs={"overwrite": True},
+                parser_kwargs={"exit_on_error": False, "fit": {"exit_on_error": False}},
+                args=["fit", *arguments],
+            )
+        except ArgumentError as error:
+            raise UserError(f"{error}: see `captioner fit --help`") from None
     return 0

@@ -14,6 +14,7 @@ from captioner.data import images
 from captioner.data.captions import CaptionedImage
 from captioner.data.prepared import Prepared
 from captioner.data.sampling import LengthBuckets
+from captioner.errors import UserError
 from captioner.text.tokenizer import tokenize
 from captioner.text.vocabulary import Vocabulary
 
@@ -91,6 +92,13 @@ class CaptionDataModule(L.LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("longest", longest, 1),
+            ("workers", workers, 0),
+        ):
+            if value < least:
+                raise UserError(f"data.{name} must be at least {least}, not {value}")
         self.prepared = Prepared.open(prepared)
         self.batch_size, self.photographs, self.longest = batch_size, photographs, longest
         self.workers, self.seed = workers, seed

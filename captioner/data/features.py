@@ -120,6 +120,8 @@ def write_features(
         if store.bad and on_bad_image == "raise":
             raise UserError(next(iter(store.bad.values())))
         return store
+    if root.exists() and not (root / INDEX).is_file():
+        raise UserError(f"{root} is not a feature store and would be replaced: choose another --out")
     partial = open_partial(root, index)
     features = open_rows(partial, (len(names), grid[0] * grid[1], size), "r+")
     progress = np.memmap(partial / PROGRESS, np.uint8, "r+", shape=(len(names),))
@@ -203,10 +205,13 @@ def collate(
 
 def read_index(root: Path) -> dict[str, Any]:
     try:
-        return json.loads((root / INDEX).read_text())
+        index = json.loads((root / INDEX).read_text())
+        if not {"key", "grid", "size", "names", "bad"} <= set(index):
+            raise ValueError("something is missing")
+        return index
     except FileNotFoundError:
         raise UserError(f"no feature store at {root}: make one with `captioner prepare`") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(
             f"the feature store {root} cannot be read ({error}): remove it and run `captioner prepare`"
         ) from None

@@ -110,7 +110,9 @@ def upright_rgb(picture: Image.Image, name: str, max_pixels: int) -> Image.Image
         raise UserError(f"{name} has no pixels: give a picture that has some")
     picture.load()
     rgb, turn = to_rgb(picture), TURNS.get(orientation(picture))
-    return rgb if turn is None else rgb.transpose(turn)
+    upright = rgb.copy() if turn is None else rgb.transpose(turn)
+    upright.info.clear()  # an orientation left there would turn the picture again when it is read again
+    return upright
 
 
 def orientation(picture: Image.Image) -> int:

@@ -34,6 +34,7 @@ class Prepared:
         encoder: the encoder's arguments, see `Encoder.to_dict`.
         preprocess: how photographs become the encoder's input.
         images: the folder that the photographs' file names are relative to.
+        key: what the features depend on, see `store_key`.
     """
 
     root: Path
@@ -42,6 +43,7 @@ class Prepared:
     encoder: dict[str, Any]
     preprocess: Preprocess
     images: Path
+    key: dict[str, Any]
 
     @classmethod
     def open(cls, root: str | Path) -> Prepared:
@@ -53,28 +55,33 @@ class Prepared:
         root = Path(root)
         try:
             settings = json.loads((root / "prepared.json").read_text())
-            encoder, preprocess, images = (settings[k] for k in ("encoder", "preprocess", "images"))
+            encoder = dict(settings["encoder"])
+            preprocess = Preprocess.from_dict(settings["preprocess"])
+            images = (root / settings["images"]).resolve()
+            key = dict(settings["features"])
         except FileNotFoundError:
             raise UserError(
                 f"no prepared data set at {root}: make one with `captioner prepare CAPTIONS "
                 f"--images FOLDER --out {root}`"
             ) from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
-                f"{root / 'prepared.json'} cannot be read ({error}): run `captioner prepare` again"
+                f"{root / 'prepared.json'} cannot be read ({type(error).__name__}: {error}): "
+                "run `captioner prepare` again"
             ) from None
         return cls(
             root=root,
             captions=read_captions(root / "captions.json"),
             vocabulary=Vocabulary.load(root / "vocabulary.json"),
             encoder=encoder,
-            preprocess=Preprocess.from_dict(preprocess),
-            images=(root / images).resolve(),
+            preprocess=preprocess,
+            images=images,
+            key=key,
         )
 
     def features(self, key: dict[str, Any] | None = None) -> FeatureStore:
-        """The feature store; with a key, refused unless that key made it."""
-        return FeatureStore(self.root / "features", key)
+        """The feature store, refused unless this key made it, or the one that was prepared."""
+        return FeatureStore(self.root / "features", key or self.key)
 
 
 def prepare(
@@ -90,14 +97,16 @@ def prepare(
 ) -> Prepared:
     """Build the vocabulary, encode the photographs and write everything to the folder `out`.
 
+    The vocabulary is the training split's; a set without one, for evaluation alone, gives its own.
+
     Photographs that could not be read are left out of the captions when `on_bad_image` lets them pass.
 
     Raises:
-        UserError: photographs are missing, none has captions for training, or one cannot be read.
+        UserError: photographs are missing, or one cannot be read.
     """
     images, out = Path(images).resolve(), Path(out)
     check_files(captions, images)
-    training = captions.split("train")
+    training = captions.split("train") if "train" in captions.splits() else captions.images
     vocabulary = Vocabulary.build(
         (tokenize(text) for image in training for text in image.captions), min_count
     )

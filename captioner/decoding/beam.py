@@ -88,7 +88,7 @@ def beam_search(
 
     Hypotheses are ranked by log p / steps ** length_penalty (Wu et al. 2016, arXiv 1609.08144, with the
     plain power); 0 ranks by probability, which prefers short captions. A photograph leaves the batch when
-    none of its beams can, at the present length, beat its ended hypotheses.
+    none of its beams, ended at the next step, could beat its ended hypotheses.
 
     Args:
         features: (B, L, D) region features.
@@ -122,7 +122,9 @@ def beam_search(
             score = log_prob / (t + 1) ** length_penalty
             finished = t < max_length or bool(likeliest[row, beam] == Vocabulary.end)
             pools[active[row]].add(Ended(t, beam, log_prob, score, finished))
-        best = (totals[:, 0] / (t + 1) ** length_penalty).tolist()
+        # The likeliest beam ends at the next step at the earliest; greedy decoding never looks back.
+        steps = t + 1 if beam_size == 1 else t + 2
+        best = (totals[:, 0] / steps**length_penalty).tolist()
         stay = [row for row, i in enumerate(active) if not pools[i].beats(best[row])]
         if t == max_length or not stay:
             break

@@ -35,15 +35,21 @@ def generate(
         UserError: no such split, features that another encoder made, an unknown selection rule.
     """
     images = split_images(prepared, split, limit)
-    store = prepared.features(store_key(captioner.encoder, captioner.preprocess))
+    key = store_key(captioner.encoder, captioner.preprocess)
+    # A fine-tuned encoder has no stored features: the photographs themselves are encoded.
+    fine_tuned = captioner.encoder.weights is None and key != prepared.key
+    store = None if fine_tuned else prepared.features(key)
     captions: dict[int | str, Caption] = {}
     title = f"captioning {split}, {selection or captioner.selection}"
     with progress_bar(title, len(images)) as advance:
         for first in range(0, len(images), batch_size):
             batch = images[first : first + batch_size]
             names = [image.file_name for image in batch]
-            features = store.batch(names).to(captioner.device)
-            regions = Regions(features, store.grid, sources=list(names))
+            if store is None:
+                regions = captioner.encode([prepared.images / name for name in names])
+            else:
+                features = store.batch(names).to(captioner.device)
+                regions = Regions(features, store.grid, sources=list(names))
             decoded = captioner.decode(regions, selection, beam_size=beam_size, seed=seed, **decoding)
             captions |= {image.id: caption for image, caption in zip(batch, decoded, strict=True)}
             advance(len(batch))

@@ -94,7 +94,7 @@ class Decoder(nn.Module):
     Args:
         vocabulary_size: V, with the special tokens.
         region_size: D, the size of the encoder's features.
-        feature_size: F, what the features are projected to first; None leaves them as they are.
+        feature_size: F, what the features are projected to first; None does not project them.
         embedding_size: E, also the size of the deep output.
         hidden_size: H.
         attention_size: A.

@@ -12,17 +12,11 @@ from torch import Tensor, nn
 from captioner.errors import UserError
 
 # Children of torchvision's classifiers that come after the last feature map.
-HEADS = {
-    "avgpool",
-    "classifier",
-    "fc",
-    "flatten",
-    "head",
-    "permute",
-    "norm",
-    "AuxLogits",
-    "dropout",
-}
+HEADS = {"avgpool", "classifier", "fc", "flatten", "head", "heads", "AuxLogits", "aux1", "aux2", "dropout"}
+# Where the paper cuts; its 14 x 14 x 512.
+LAYERS = {"vgg19": "features.35"}
+# Networks whose weights expect other pixels than torchvision's transforms give.
+REPAIRED = {"googlenet": {"transform_input": True}, "inception_v3": {"transform_input": True}}
 
 
 class Encoder(nn.Module):
@@ -34,8 +28,8 @@ class Encoder(nn.Module):
             name chooses where both have it (torchvision otherwise).
         weights: `default` for the library's ImageNet weights, a path of a state dict (.pth or
             .safetensors), or None for random ones.
-        layer: where to cut. torchvision: a module's name (`features.35` of `vgg19` is the paper's
-            14 x 14 x 512); timm: a stage's index. None is the last feature map.
+        layer: where to cut. torchvision: a module's name; timm: a stage's index. None is the last feature
+            map, or for `vgg19` the paper's (`features.35`, 14 x 14 x 512).
         stride: pixels of the input per region, 8 or 16 for a finer grid by dilation; None is the
             network's own, mostly 32.
 
@@ -95,7 +89,10 @@ class Encoder(nn.Module):
     @torch.no_grad()
     def measure(self, size: tuple[int, int]) -> tuple[tuple[int, int], int]:
         """The grid (rows, cols) and the feature size D for an input of `size` (rows, cols) pixels."""
-        features, grid = self(torch.zeros(1, 3, *size, device=self.device))
+        try:
+            features, grid = self(torch.zeros(1, 3, *size, device=self.device))
+        except RuntimeError:
+            raise UserError(f"{size[0]} x {size[1]} pixels are too few for encoder {self.name!r}") from None
         return grid, features.shape[-1]
 
     def fingerprint(self) -> str:
@@ -178,8 +175,8 @@ def torchvision_network(
 
     dilate = {} if stride is None else {"replace_stride_with_dilation": [False, stride < 16, stride < 32]}
     try:
-        model = torchvision.models.get_model(name, weights=None, **dilate)
-    except TypeError:
+        model = torchvision.models.get_model(name, weights=None, **dilate, **REPAIRED.get(name, {}))
+    except (TypeError, NotImplementedError):
         raise UserError(
             f"encoder {name!r} has one stride only: leave it out, or cut at another layer"
         ) from None
@@ -193,7 +190,8 @@ def torchvision_network(
     elif weights is not None:
         load_weights(model, weights, name)
     if layer is None:
-        layer = [child for child, _ in model.named_children() if child not in HEADS][-1]
+        last = [child for child, _ in model.named_children() if child not in HEADS][-1]
+        layer = LAYERS.get(name, last)
     try:
         return create_feature_extractor(model.eval(), {str(layer): "regions"})
     except ValueError:
@@ -223,6 +221,8 @@ def timm_network(name: str, weights: str | None, layer: str | int | None, stride
             raise no_download(name, where, error) from None
     elif weights is not None:
         load_weights(model, weights, name)
+    if getattr(model, "output_fmt", "NCHW") == "NHWC":
+        raise UserError(f"encoder {name!r} is not a CNN: choose one, such as convnext_tiny")
     if layer is None:
         model.forward = model.forward_features
         return model
@@ -263,6 +263,8 @@ def load_weights(model: nn.Module, path: str, name: str) -> None:
     except Exception as error:  # torch and safetensors raise a dozen kinds for a file that does not fit
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"the weights at {path} do not fit encoder {name!r}: {reason}") from None
+    for key in missing:
+        model.state_dict()[key].zero_()  # a classifier's: unused, but part of the fingerprint
     if missing and any(not key.startswith(("classifier", "fc", "head")) for key in missing):
         raise UserError(
             f"the weights at {path} do not fit encoder {name!r}: {len(missing)} tensors missing, "
@@ -274,5 +276,5 @@ def no_download(name: str, where: str, error: Exception) -> UserError:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return UserError(
         f"the ImageNet weights of {name!r} could not be fetched ({reason}); fetch {where} on a machine "
-        "with a network and give its path as the encoder's weights (--weights PATH)"
+        "with a network and give its path as the encoder's weights (`captioner prepare --weights PATH`)"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections import Counter
@@ -61,6 +62,10 @@ class Vocabulary:
         """Share of the sentences' words that are known, in [0, 1]; 1 where there are no words."""
         known = [word in self.index for sentence in sentences for word in sentence]
         return sum(known) / len(known) if known else 1.0
+
+    def fingerprint(self) -> str:
+        """A hash of the words and their order."""
+        return hashlib.sha256("\n".join(self.words).encode()).hexdigest()[:16]
 
     def save(self, path: str | Path) -> None:
         """Write JSON; a file that exists stays whole until the new one is."""

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_only
 
+from captioner.errors import UserError
 from captioner.training.module import CaptioningModule
 
 
@@ -28,8 +29,13 @@ class SaveBest(Callback):
     @rank_zero_only
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, CaptioningModule)
-        value = float(trainer.callback_metrics.get(self.monitor, -math.inf))
-        if trainer.sanity_checking or value <= self.best:
+        if trainer.sanity_checking:
+            return
+        if self.monitor not in trainer.callback_metrics:
+            logged = ", ".join(sorted(trainer.callback_metrics))
+            raise UserError(f"save_best.monitor {self.monitor!r} is not logged: choose one of {logged}")
+        value = float(trainer.callback_metrics[self.monitor])
+        if value <= self.best:
             return
         self.best = value
         validation = {
@@ -40,7 +46,10 @@ class SaveBest(Callback):
         pl_module.captioner.save(
             Path(trainer.default_root_dir) / "model",
             half=True,
-            training=dict(pl_module.hparams) | {"epoch": trainer.current_epoch + 1, **validation},
+            training={
+                name: setting for name, setting in pl_module.hparams.items() if not name.startswith("_")
+            }
+            | {"epoch": trainer.current_epoch + 1, **validation},
         )
 
     def state_dict(self) -> dict[str, Any]:

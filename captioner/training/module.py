@@ -13,7 +13,8 @@ from torch.nn.utils import clip_grad_norm_
 from captioner.attention.estimators import ExpectationMixing, MovingAverage
 from captioner.attention.selection import Soft
 from captioner.captioner import Captioner
-from captioner.data.datamodule import Batch
+from captioner.data.datamodule import Batch, CaptionDataModule
+from captioner.data.features import store_key
 from captioner.data.prepared import Prepared
 from captioner.errors import UserError
 from captioner.evaluation.metrics import score
@@ -67,9 +68,10 @@ class CaptioningModule(L.LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
+        check_shares(dropout=dropout, label_smoothing=label_smoothing, expectation=expectation)
         data = Prepared.open(prepared)
         encoder = Encoder(**data.encoder)
-        _, region_size = encoder.measure(data.preprocess.size)
+        self.grid, region_size = encoder.measure(data.preprocess.size)
         decoder = Decoder(
             len(data.vocabulary),
             region_size,
@@ -88,7 +90,6 @@ class CaptioningModule(L.LightningModule):
             selection=rule,
             trained_with="soft" if attention == "soft" else "sample",
         )
-        self.grid, _ = encoder.measure(data.preprocess.size)
         if start is not None:
             copy_decoder(start, self.captioner)
         self.baseline = MovingAverage()
@@ -138,11 +139,29 @@ class CaptioningModule(L.LightningModule):
         return features
 
     def on_fit_start(self) -> None:
-        finetune = self.settings.finetune_from
-        if finetune is not None and not self.trainer.datamodule.photographs:  # type: ignore[attr-defined]
+        data: CaptionDataModule = self.trainer.datamodule  # type: ignore[attr-defined]
+        if not data.photographs:
+            data.prepared.features(store_key(self.captioner.encoder, self.captioner.preprocess))
+        if self.settings.finetune_from is not None:
+            if not data.photographs:
+                raise UserError(
+                    "model.finetune_from trains the encoder, but batches come from the feature store: "
+                    "set data.photographs to true"
+                )
+            if self.trainer.world_size > 1:
+                raise UserError("model.finetune_from works in one process: set trainer.devices to 1")
+        if self.trainer.world_size > 1:  # or all processes would draw the same regions
+            torch.manual_seed(torch.initial_seed() + self.trainer.global_rank)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["steps"] = int(self.trainer.estimated_stepping_batches)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        steps = int(self.trainer.estimated_stepping_batches)
+        if checkpoint["steps"] != steps:
             raise UserError(
-                "model.finetune_from trains the encoder, but batches come from the feature store: "
-                "set data.photographs to true"
+                f"the checkpoint is of a run of {checkpoint['steps']} steps, this one has {steps}, and the "
+                "learning rate follows the whole run: resume with the same trainer.max_epochs and data"
             )
 
     def on_train_epoch_start(self) -> None:
@@ -195,12 +214,26 @@ def copy_decoder(model: str | Path, captioner: Captioner) -> None:
     """Start from another model's decoder.
 
     Raises:
-        UserError: it has another vocabulary or other sizes.
+        UserError: it has another vocabulary, encoder or preprocessing, or other sizes.
     """
     other = Captioner.load(model)
-    if other.vocabulary != captioner.vocabulary or other.decoder.sizes != captioner.decoder.sizes:
+    if other.vocabulary != captioner.vocabulary:
         raise UserError(
-            f"model.start {model} has {len(other.vocabulary)} words and sizes {other.decoder.sizes}, "
-            f"this model {len(captioner.vocabulary)} and {captioner.decoder.sizes}: they must agree"
+            f"model.start {model} has another vocabulary ({len(other.vocabulary)} words, this data set has "
+            f"{len(captioner.vocabulary)}): both must come from the same `captioner prepare`"
         )
+    for name, theirs, mine in (
+        ("sizes", other.decoder.sizes, captioner.decoder.sizes),
+        ("an encoder", other.encoder.to_dict(), captioner.encoder.to_dict()),
+        ("preprocessing", other.preprocess, captioner.preprocess),
+    ):
+        if theirs != mine:
+            raise UserError(f"model.start {model} has {name} {theirs}, this model {mine}: they must agree")
     captioner.decoder.load_state_dict(other.decoder.state_dict())
+
+
+def check_shares(**settings: float) -> None:
+    """Settings that are probabilities."""
+    for name, value in settings.items():
+        if not 0 <= value <= 1:
+            raise UserError(f"model.{name} must be from 0 to 1, not {value}")

@@ -49,6 +49,7 @@ def hard_objective(
         baseline: b, moved on by the rewards of the captions whose selections were drawn.
         sampled: (B,) the photographs whose selections were drawn, not replaced by their expectation.
         lambda_r: weight of the score-function term.
+        label_smoothing: of log p(y|s,a) in the first term; the reward is never smoothed.
         lambda_e: weight of the entropy.
     """
     assert transcript.log_prob is not None
@@ -62,7 +63,7 @@ def hard_objective(
     total = (words - lambda_r * surrogate - lambda_e * uncertainty)[captions].mean()
     return Loss(
         total,
-        figures(transcript) | {"reward": reward[drawn].mean() if drawn.any() else b, "baseline": b},
+        figures(transcript) | {"reward": reward[captions].mean(), "baseline": b},
     )
 
 

@@ -148,6 +148,7 @@ def test_exif_orientation_is_applied(format, orientation):
         rows, columns = np.nonzero(np.asarray(upright)[..., 1] < 128)
         box = columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
         assert box == places[orientation]
+        assert read(upright).tobytes() == upright.tobytes()  # and not turned again
         _, geometry = Preprocess()(upright)
         assert (geometry.width, geometry.height) == upright.size
         assert geometry.view == (0, 0, *upright.size)

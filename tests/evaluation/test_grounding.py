@@ -14,7 +14,7 @@ from captioner.text.vocabulary import Vocabulary
 def prepared(tmp_path):
     Image.new("RGB", (80, 40)).save(tmp_path / "a.png")
     vocabulary = Vocabulary(Vocabulary.special)
-    return Prepared(tmp_path, CaptionSet([]), vocabulary, {}, Preprocess((64, 64)), tmp_path)
+    return Prepared(tmp_path, CaptionSet([]), vocabulary, {}, Preprocess((64, 64)), tmp_path, {})
 
 
 IMAGE = CaptionedImage(

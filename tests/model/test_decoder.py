@@ -24,7 +24,7 @@ LENGTHS = torch.tensor([[4, 2], [3, 0]])
 def test_a_step_is_the_papers(decoder, features):
     """Equations 1 to 9 written out for one photograph and one word, beside the module."""
     memory = decoder.read(features[:1])
-    a = decoder.project(features[0])
+    a = decoder.normalise(decoder.project(features[0]))
     mean = decoder.initial(a.mean(0)).tanh()
     h, c = mean[:7], mean[7:]
     state = decoder.start(memory)
@@ -104,6 +104,7 @@ def test_the_gradient_is_right(decoder, features):
         assert (sides[0] - sides[1]) / 2e-6 == pytest.approx(analytic[i].item(), rel=1e-4, abs=1e-8)
 
 
-def test_without_projection_the_features_are_attended_as_they_are(features):
+def test_the_encoders_scale_does_not_matter(features):
     decoder = Decoder(9, 6, None, 4, 7, 3, dropout=0.0).double()
-    assert decoder.read(features).values is features or torch.equal(decoder.read(features).values, features)
+    small, large = (decoder(scale * features, WORDS, LENGTHS, Soft()).logits for scale in (10.0, 1000.0))
+    torch.testing.assert_close(small, large, rtol=1e-4, atol=1e-5)
