@@ -39,7 +39,8 @@ def run(arguments: Sequence[str]) -> int:
                     "early_stopping.patience": 5,
                     "checkpoint.filename": "last",
                     "checkpoint.enable_version_counter": False,
-                    "trainer.use_distributed_sampler": False,  # the data module's batches are shared out already
+                    # The data module shares out the batches itself.
+                    "trainer.use_distributed_sampler": False,
                 }
             )
             parser.link_arguments("trainer.default_root_dir", "checkpoint.dirpath")

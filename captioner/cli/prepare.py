@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from captioner.cli.arguments import add_on_bad_image, check_at_least, report_bad
+from captioner.cli.arguments import add_on_bad_image, check_at_least, note, report_bad
 from captioner.errors import UserError
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
 
     encoder, preprocess = build_encoder(args)
     captions, images = read_source(args)
+    if absent := [split for split in ("train", "val") if split not in captions.splits()]:
+        note(f"{args.source} has no {' and no '.join(absent)} split, which `captioner fit` needs")
     prepared = prepare(
         captions,
         images,

@@ -5,6 +5,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+import torchvision
 
 from captioner.captioner import Captioner
 from captioner.data.datamodule import CaptionDataModule, encode_captions, pad
@@ -12,6 +13,7 @@ from captioner.data.images import Preprocess
 from captioner.data.prepared import prepare
 from captioner.data.shapes import write_shapes
 from captioner.errors import UserError
+from captioner.evaluation.generate import generate
 from captioner.model.encoder import Encoder
 from captioner.text.vocabulary import Vocabulary
 from captioner.training.callbacks import RandomState, SaveBest
@@ -138,3 +140,50 @@ def test_captions_are_padded_longest_first():
     assert words.tolist()[1] == [[1, 4, 2, 0, 0], [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]]
     assert lengths.tolist() == [[4, 3, 3], [2, 0, 0]]
     assert encode_captions(["a dog runs"], vocabulary, 2) == [[4, 5]]
+
+
+def test_fine_tuning_trains_the_encoder_from_its_epoch_on_and_the_result_is_evaluated(tmp_path):
+    captions = write_shapes(tmp_path, train=6, val=2, test=2)
+    torch.save(torchvision.models.resnet18().state_dict(), tmp_path / "weights.pth")
+    encoder = Encoder("resnet18", str(tmp_path / "weights.pth"))
+    data = prepare(captions, tmp_path / "images", tmp_path, encoder, Preprocess((64, 64)), 1, workers=0)
+    L.seed_everything(0, verbose=False)
+    module = CaptioningModule(
+        str(data.root), finetune_from=1, encoder_learning_rate=1.0, learning_rate=0.01, **SMALL
+    )
+    seen = []
+
+    class Watch(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            seen.append(pl_module.captioner.encoder.fingerprint())
+
+    trainer = L.Trainer(
+        default_root_dir=tmp_path,
+        max_epochs=2,
+        accelerator="cpu",
+        logger=False,
+        callbacks=[SaveBest(), Watch()],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    trainer.fit(module, CaptionDataModule(str(data.root), batch_size=3, photographs=True))
+    assert seen[0] == encoder.fingerprint() != seen[1]
+    module.captioner.save(tmp_path / "tuned")
+    tuned = Captioner.load(tmp_path / "tuned")
+    assert tuned.encoder.fingerprint() == seen[1]
+    captions = generate(tuned, data, "test", beam_size=1)
+    photo = data.captions.split("test")[0]
+    assert captions[photo.id].text == tuned.caption(data.images / photo.file_name, beam_size=1).text
+
+
+def test_a_model_with_weights_from_a_file_travels_without_the_file(tmp_path):
+    captions = write_shapes(tmp_path, train=4, val=2, test=2)
+    torch.save(torchvision.models.resnet18().state_dict(), tmp_path / "weights.pth")
+    encoder = Encoder("resnet18", str(tmp_path / "weights.pth"))
+    data = prepare(captions, tmp_path / "images", tmp_path, encoder, Preprocess((64, 64)), 1, workers=0)
+    CaptioningModule(str(data.root), **SMALL).captioner.save(tmp_path / "model", half=True)
+    (tmp_path / "weights.pth").unlink()
+    model = Captioner.load(tmp_path / "model")
+    assert model.encoder.fingerprint() == encoder.fingerprint()
+    assert len(generate(model, data, "test", beam_size=1)) == 2
