@@ -211,6 +211,7 @@ class Captioner(nn.Module):
         self.vocabulary.save(folder / VOCABULARY)
         written = folder / (WEIGHTS + ".tmp")
         save_file(tensors, written)
+        written.chmod(0o644)  # safetensors makes it private
         written.replace(folder / WEIGHTS)
         written = folder / (CONFIG + ".tmp")
         written.write_text(json.dumps(config, indent=2) + "\n")

@@ -24,7 +24,7 @@ WORDS = ["dog", "cat", "runs", "sits", "man", "'s"]
 def captioner():
     torch.manual_seed(0)
     vocabulary = Vocabulary([*Vocabulary.special, *WORDS])
-    decoder = Decoder(len(vocabulary), 770, 8, 8, 8, 8)
+    decoder = Decoder(len(vocabulary), 706, 8, 8, 8, 8)
     for weights in decoder.parameters():
         torch.nn.init.normal_(weights, std=0.7)
     with torch.no_grad():
@@ -92,7 +92,7 @@ def test_sampling_changes_with_the_seed_alone(captioner, photos):
 
 def test_encode_once_ask_often(captioner, photos):
     regions = captioner.encode(photos)
-    assert isinstance(regions, Regions) and regions.features.shape == (3, 12, 770)
+    assert isinstance(regions, Regions) and regions.features.shape == (3, 12, 706)
     for selection in ("soft", "argmax"):
         assert same(
             captioner.decode(regions, selection)[2], captioner.caption(photos[2], selection=selection)

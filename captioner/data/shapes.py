@@ -1,7 +1,7 @@
 """Shapes: a synthetic data set, drawn in seconds, on which the aim of attention can be measured.
 
-Each picture shows two coloured shapes and up to two grey dots on a light, noisy ground. The
-captions name both shapes and their relation, from either side: "a red circle is left of a blue
+Each picture shows two coloured shapes and two grey ones on a light, noisy ground. The captions
+name the coloured ones and their relation, from either side: "a red circle is left of a blue
 square", "a blue square to the right of a red circle". The two differ in shape and in colour, so
 that a noun has one box.
 """
@@ -18,9 +18,10 @@ from PIL import Image, ImageDraw
 
 from captioner.data.captions import CaptionedImage, CaptionSet
 
-SIDE = 112  # pixels of a picture; a cell of a 7 x 7 grid has 16
-SIZES = range(18, 25)  # pixels of a shape: some more than a cell, so that one cell's centre is always inside
-MARGIN, GAP = 2, 6  # pixels to the border and between shapes
+SIDE, CELL = 112, 16  # pixels of a picture and of a cell of its 7 x 7 grid
+SIZES = range(12, 16)  # pixels of a shape: it fills most of a cell, whose middle it always covers
+JITTER = 2  # pixels that a thing may be off the middle of its cell
+MARGIN, GAP = 1, 4  # pixels to the border and between shapes
 CLEAR = 16  # pixels by which the larger displacement exceeds the smaller: the relation is plain
 SMOOTH = 4  # shapes are drawn so many times larger and reduced, for smooth edges
 
@@ -124,8 +125,11 @@ def place(random: Random) -> tuple[Thing, Thing]:
 
 
 def corner(size: int, random: Random) -> tuple[int, int]:
+    """Left and top of a thing near the middle of a cell."""
+    middles = (CELL * random.randrange(SIDE // CELL) + CELL // 2 for _ in range(2))
+    left, top = (middle + random.randint(-JITTER, JITTER) - size // 2 for middle in middles)
     last = SIDE - MARGIN - size
-    return random.randint(MARGIN, last), random.randint(MARGIN, last)
+    return min(max(left, MARGIN), last), min(max(top, MARGIN), last)
 
 
 def describe(first: Thing, second: Thing, random: Random) -> tuple[str, ...]:
@@ -150,26 +154,25 @@ def draw(first: Thing, second: Thing, random: Random) -> Image.Image:
     tint = np.array([random.randint(220, 248) for _ in range(3)], np.int16)
     noise = np.frombuffer(random.randbytes(SIDE * SIDE), np.uint8).reshape(SIDE, SIDE, 1) % 7
     picture = Image.fromarray((tint + noise - 3).astype(np.uint8))
-    for left, top, radius in dots(first, second, random):
-        shade = random.randint(140, 170)
-        place_at = (left, top, left + 2 * radius, top + 2 * radius)
-        ImageDraw.Draw(picture).ellipse(place_at, fill=(shade, shade, shade))
+    for thing in distractors(first, second, random):
+        picture.paste(
+            (random.randint(130, 160),) * 3, (thing.left, thing.top), outline(thing.shape, thing.size)
+        )
     for thing in (first, second):
         colour = tuple(max(0, c + random.randint(-15, 15)) for c in COLOURS[thing.colour])
         picture.paste(colour, (thing.left, thing.top), outline(thing.shape, thing.size))
     return picture
 
 
-def dots(first: Thing, second: Thing, random: Random) -> list[tuple[int, int, int]]:
-    """Up to two (left, top, radius) that touch neither thing."""
-    chosen: list[tuple[int, int, int]] = []
-    number = random.randint(0, 2)
-    while len(chosen) < number:
-        radius = random.randint(2, 4)
-        dot = Thing("circle", "grey", *corner(2 * radius, random), 2 * radius)
-        reach = [max(map(abs, dot.offset(t))) - (dot.size + t.size) / 2 for t in (first, second)]
-        if min(reach) >= MARGIN:
-            chosen.append((dot.left, dot.top, radius))
+def distractors(first: Thing, second: Thing, random: Random) -> list[Thing]:
+    """Two grey shapes that touch nothing: without them what is not seen could be told from the whole."""
+    chosen: list[Thing] = []
+    while len(chosen) < 2:
+        size = random.choice(SIZES)
+        thing = Thing(random.choice(list(SHAPES)), "grey", *corner(size, random), size)
+        others = (first, second, *chosen)
+        if all(max(map(abs, thing.offset(t))) >= (size + t.size) / 2 + MARGIN for t in others):
+            chosen.append(thing)
     return chosen
 
 

@@ -19,9 +19,9 @@ def pointing(
     """The pointing game (Zhang et al. 2016, arXiv 1608.00507), a share in [0, 1].
 
     Of the nouns that name a thing whose box is known, how often the centre of the region that was looked at
-    lay in the box. A noun's phrase is the noun and up to two words before it ("a red circle"); its region is
-    that of the step whose look counted most, by the gate: the selected region, or for soft attention the one
-    of largest weight. None where no noun names a boxed thing.
+    lay in the box. A noun's phrase is the noun and up to two words before it ("a red circle"), but no other
+    such noun; its region is that of the step whose look counted most, by the gate: the selected region, or
+    for soft attention the one of largest weight. None where no noun names a boxed thing.
     """
     hits: list[bool] = []
     for image in images:
@@ -29,17 +29,19 @@ def pointing(
             continue
         caption = captions[image.id]
         geometry = caption.geometry or photograph_geometry(prepared, image.file_name)
+        begin = 0
         for t, word in enumerate(caption.words):
             boxes = [box["box"] for box in image.boxes if box["word"] == word]
             if boxes:
-                centre = centre_of(geometry.cell_box(looked_at(caption, t), caption.grid))
+                centre = centre_of(geometry.cell_box(looked_at(caption, begin, t), caption.grid))
                 hits.append(any(inside(centre, box) for box in boxes))
+                begin = t + 1
     return sum(hits) / len(hits) if hits else None
 
 
-def looked_at(caption: Caption, noun: int) -> int:
-    """The region that the phrase of the noun at this position was written from."""
-    start = max(0, noun - PHRASE + 1)
+def looked_at(caption: Caption, begin: int, noun: int) -> int:
+    """The region that a noun's phrase was written from; the phrase starts at `begin` or later."""
+    start = max(begin, noun - PHRASE + 1)
     t = start + int(caption.gate[start : noun + 1].argmax())
     if caption.selected is not None:
         return int(caption.selected[t, 0])

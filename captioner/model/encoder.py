@@ -142,28 +142,38 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 class Patches(nn.Module):
-    """Regions that see little but themselves: a window of twice the cell's size, at half resolution.
+    """Regions that see nothing but themselves: the colours and edges of each patch of the picture.
 
     There is nothing to learn here and nothing leaks from afar, so that where attention looks is
     where the information is. Each region knows its place too: x and y from -1 to 1. For synthetic pictures.
 
     Args:
-        cell: side of a cell in pixels, even; D is 3 x cell x cell + 2.
+        cell: side of a patch in pixels, even; D is 11 (cell / 2)^2 + 2.
     """
 
     def __init__(self, cell: int = 16) -> None:
         super().__init__()
         self.cell = cell
-        self.register_buffer("windows", torch.tensor(2 * cell))  # says where the module is
+        angles = torch.arange(8) * torch.pi / 4
+        self.register_buffer("directions", torch.stack([angles.cos(), angles.sin()], 1))
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(B, 3, S, S') to (B, D, S / cell, S' / cell)."""
-        halved = nn.functional.avg_pool2d(pixels, 2)
-        windows = nn.functional.unfold(halved, self.cell, stride=self.cell // 2, padding=self.cell // 4)
-        batch, rows, columns = len(pixels), pixels.shape[2] // self.cell, pixels.shape[3] // self.cell
+        ink = 1 - pixels  # a white ground says nothing
+        maps = nn.functional.avg_pool2d(torch.cat([ink, self.edges(pixels)], 1), 2)
+        patches = nn.functional.pixel_unshuffle(maps, self.cell // 2)
+        batch, _, rows, columns = patches.shape
         y = torch.linspace(-1, 1, rows, device=pixels.device)[:, None].expand(batch, 1, rows, columns)
         x = torch.linspace(-1, 1, columns, device=pixels.device).expand(batch, 1, rows, columns)
-        return torch.cat([windows.unflatten(2, (rows, columns)), x, y], 1)
+        return torch.cat([patches, x, y], 1)
+
+    def edges(self, pixels: Tensor) -> Tensor:
+        """How much it brightens in each of eight directions: (B, 8, S, S')."""
+        padded = nn.functional.pad(pixels, (1, 1, 1, 1), mode="replicate")
+        across = padded[..., 1:-1, 2:] - padded[..., 1:-1, :-2]
+        down = padded[..., 2:, 1:-1] - padded[..., :-2, 1:-1]
+        along = [(x * across + y * down).relu().mean(1) for x, y in self.directions]
+        return torch.stack(along, 1)
 
 
 def torchvision_network(

@@ -50,7 +50,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     encoder = Encoder("patches", layer=16)
     vocabulary = Vocabulary([*Vocabulary.special, "dog", "cat", "runs", "sits", "green", "grass"])
-    decoder = Decoder(len(vocabulary), 16 * 16 * 3 + 2, 8, 8, 8, 8)
+    decoder = Decoder(len(vocabulary), 706, 8, 8, 8, 8)
     for weights in decoder.parameters():
         torch.nn.init.normal_(weights, std=0.5)
     captioner = Captioner(encoder, decoder, vocabulary, Preprocess((64, 64)), selection="argmax")

@@ -44,7 +44,7 @@ def test_prepares_what_training_reads(process, captions, pictures, tmp_path):
         ["val", "1", "1", "2", "50.00%"],
     ]
     assert "8 words" in done.stdout
-    assert "4 x 4 regions of 770, patches" in done.stdout
+    assert "4 x 4 regions of 706, patches" in done.stdout
     assert "1 empty captions" in done.stdout
 
 

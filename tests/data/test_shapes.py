@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from captioner.data.captions import CaptionedImage, CaptionSet, read_captions
-from captioner.data.shapes import COLOURS, SHAPES, SIDE, SIZES, write_shapes
+from captioner.data.shapes import COLOURS, GAP, MARGIN, SHAPES, SIDE, SIZES, write_shapes
 
 
 @pytest.fixture(scope="module")
@@ -116,14 +116,14 @@ def test_boxes_bound_the_objects_pixels(written: tuple[Path, CaptionSet]) -> Non
 def test_objects_do_not_touch(written: tuple[Path, CaptionSet]) -> None:
     for image in written[1].images:
         (a, b, c, d), (e, f, g, h) = (box["box"] for box in image.boxes)
-        assert max(e - c, a - g, f - d, b - h) >= 6
+        assert max(e - c, a - g, f - d, b - h) >= GAP
 
 
 def test_the_ground_is_light_and_varies(written: tuple[Path, CaptionSet]) -> None:
     root, captions = written
     tints = []
     for image in captions.images:
-        corner = pixels(root, image)[:2].reshape(-1, 3)
+        corner = pixels(root, image)[:MARGIN].reshape(-1, 3)
         assert corner.min() >= 200
         assert len(np.unique(corner, axis=0)) > 1
         tints.append(tuple(corner.mean(axis=0).round()))

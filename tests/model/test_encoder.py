@@ -150,9 +150,9 @@ def test_patches_see_their_own_window_alone():
     patches = Patches(16)
     pixels = torch.randn(1, 3, 112, 112)
     features = patches(pixels)
-    assert features.shape == (1, 770, 7, 7)
+    assert features.shape == (1, 706, 7, 7)
     changed = pixels.clone()
-    changed[..., :40, :] = 0  # the window of row 3 begins at pixel 3 * 16 - 8 = 40
+    changed[..., :47, :] = 0  # row 3 begins at pixel 48, its edges one before
     assert torch.equal(patches(changed)[..., 3:, :], features[..., 3:, :])
     assert not torch.equal(patches(changed)[..., 2, :], features[..., 2, :])
 
