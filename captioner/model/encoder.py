@@ -151,6 +151,8 @@ class Patches(nn.Module):
         cell: side of a patch in pixels, even; D is 11 (cell / 2)^2 + 2.
     """
 
+    directions: Tensor
+
     def __init__(self, cell: int = 16) -> None:
         super().__init__()
         self.cell = cell
