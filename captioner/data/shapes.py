@@ -1,8 +1,8 @@
 """Shapes: a synthetic data set, drawn in seconds, on which the aim of attention can be measured.
 
 Each picture shows two coloured shapes and two grey ones on a light, noisy ground. The captions
-name the coloured ones and their relation, from either side: "a red circle is left of a blue
-square", "a blue square to the right of a red circle". The two differ in shape and in colour, so
+name the coloured ones and their relation, from either side: "red circle is left of blue
+square", "blue square to the right of red circle". The two differ in shape and in colour, so
 that a noun has one box.
 """
 
@@ -65,7 +65,7 @@ class Thing:
 
     @property
     def name(self) -> str:
-        return f"a {self.colour} {self.shape}"
+        return f"{self.colour} {self.shape}"
 
     @property
     def box(self) -> list[int]:

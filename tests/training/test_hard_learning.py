@@ -53,5 +53,5 @@ def test_without_the_score_function_attention_stays_at_chance():
 
 
 def test_the_wrong_sign_looks_elsewhere():
-    """Once nothing is read from the right region, rewards are alike and attention drifts: look early."""
-    assert attention_on_the_right_region(lambda_r=-1.0, steps=150) < 0.14
+    """Gently: once nothing is read from the right region, rewards are alike and attention drifts."""
+    assert attention_on_the_right_region(lambda_r=-0.3, steps=200) < 0.14
