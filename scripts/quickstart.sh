@@ -17,7 +17,7 @@ done
 say "drawing the shapes data set and encoding it, to prepared/shapes"
 captioner prepare shapes --out prepared/shapes
 
-say "training hard attention on the shapes, about a minute, in runs/shapes_hard"
+say "training hard attention on the shapes, one to two minutes, in runs/shapes_hard"
 captioner fit --config configs/shapes_hard.yaml
 
 say "the trained model on the shapes' test split: regions sampled, and their argmax taken"
