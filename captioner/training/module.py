@@ -183,7 +183,7 @@ class CaptioningModule(L.LightningModule):
         scores = score(asked, captions, tokenizer="python", metrics=("BLEU-4", "CIDEr"))
         for name, value in scores.metrics.items():
             if value is not None:
-                self.log(f"val/{name}", value, prog_bar=True)
+                self.log(f"val/{name}", value, prog_bar=True, sync_dist=True)
 
     def gather(self, captions: dict[int | str, str]) -> dict[int | str, str]:
         """The captions of all processes."""

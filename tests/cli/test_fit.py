@@ -82,3 +82,13 @@ def test_bad_settings_are_one_line(refused, config, arguments, message):
 def test_features_of_another_encoder_are_refused(refused, config, prepared, monkeypatch):
     monkeypatch.setattr(Encoder, "fingerprint", lambda self: "another")
     assert "was made with weights" in refused("fit", "--config", config)
+
+
+def test_two_processes_share_the_batches(process, config, tmp_path):
+    """Two batches an epoch are one step of each process; all validation photographs are captioned once."""
+    two = ("--trainer.devices", 2, "--trainer.strategy", "ddp", "--model.expectation", 0.0)
+    done = process("fit", "--config", config, *two)
+    assert done.returncode == 0, done.stderr
+    checkpoint = torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)
+    assert checkpoint["epoch"] == 1 and checkpoint["global_step"] == 2
+    assert Captioner.load(tmp_path / "run" / "model").trained_with == "sample"
