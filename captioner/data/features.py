@@ -47,7 +47,8 @@ class FeatureStore:
     """Region features by file name, read through the page cache: any number of processes share them.
 
     Attributes:
-        names: the photographs' file names.
+        rows: the row of each readable photograph, by its file name.
+        bad: why each of the others could not be read.
         grid: rows and columns of the encoder's grid.
         size: D, the size of a feature vector.
         key: what made the features, see `store_key`.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.data.captions import CaptionSet, read_captions
-from captioner.data.features import FeatureStore, OnBadImage, store_key, write_features
+from captioner.data.features import FeatureStore, OnBadImage, write_features
 from captioner.data.images import Preprocess
 from captioner.errors import UserError
 from captioner.model.encoder import Encoder
@@ -125,7 +125,7 @@ def prepare(
         "images": os.path.relpath(images, out.resolve()),
         "encoder": encoder.to_dict(),
         "preprocess": preprocess.to_dict(),
-        "features": store_key(encoder, preprocess),
+        "features": store.key,
         "min_count": min_count,
     }
     written = out / "prepared.json.tmp"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +180,19 @@ class Patches(nn.Module):
         return torch.stack(along, 1)
 
 
+@contextmanager
+def refusing_stride(name: str, stride: int | None) -> Iterator[None]:
+    """Say that a network cannot be dilated; with no stride asked for, an error is not the stride's."""
+    try:
+        yield
+    except (TypeError, NotImplementedError, AssertionError):
+        if stride is None:
+            raise
+        raise UserError(
+            f"encoder {name!r} has one stride only: leave it out, or cut at another layer"
+        ) from None
+
+
 def torchvision_network(
     name: str, weights: str | None, layer: str | int | None, stride: int | None
 ) -> nn.Module:
@@ -186,12 +201,8 @@ def torchvision_network(
     from torchvision.models.feature_extraction import create_feature_extractor
 
     dilate = {} if stride is None else {"replace_stride_with_dilation": [False, stride < 16, stride < 32]}
-    try:
+    with refusing_stride(name, stride):
         model = torchvision.models.get_model(name, weights=None, **dilate, **REPAIRED.get(name, {}))
-    except (TypeError, NotImplementedError):
-        raise UserError(
-            f"encoder {name!r} has one stride only: leave it out, or cut at another layer"
-        ) from None
     if weights == "default":
         entry = torchvision.models.get_model_weights(name).DEFAULT
         try:
@@ -218,10 +229,8 @@ def timm_network(name: str, weights: str | None, layer: str | int | None, stride
     import timm
 
     dilate: dict[str, Any] = {} if stride is None else {"output_stride": stride}
-    try:
+    with refusing_stride(name, stride):
         model: Any = timm.create_model(name, pretrained=False, **dilate)
-    except (TypeError, NotImplementedError, AssertionError):
-        raise UserError(f"encoder {name!r} cannot have the stride {stride}: leave it out") from None
     if weights == "default" and name == "tf_efficientnet_lite0":
         load_lite0(model)
     elif weights == "default":
