@@ -27,6 +27,7 @@ from captioner.data import images
 from captioner.data.images import Preprocess
 from captioner.decoding.beam import Hypothesis, beam_search
 from captioner.errors import UserError
+from captioner.files import replacing, write_json
 from captioner.model.decoder import Decoder
 from captioner.model.encoder import Encoder
 from captioner.model.regions import Regions
@@ -209,13 +210,10 @@ class Captioner(nn.Module):
             **notes,
         }
         self.vocabulary.save(folder / VOCABULARY)
-        written = folder / (WEIGHTS + ".tmp")
-        save_file(tensors, written)
-        written.chmod(0o644)  # safetensors makes it private
-        written.replace(folder / WEIGHTS)
-        written = folder / (CONFIG + ".tmp")
-        written.write_text(json.dumps(config, indent=2) + "\n")
-        written.replace(folder / CONFIG)
+        with replacing(folder / WEIGHTS) as partial:
+            save_file(tensors, partial)
+            partial.chmod(0o644)  # safetensors makes it private
+        write_json(config, folder / CONFIG)
         return folder
 
     @classmethod

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "captioner"
 
 # From the bottom up: a part imports from its own layer or from lower ones.
 LAYERS = (
-    ("errors", "geometry", "text", "attention"),
+    ("errors", "files", "geometry", "text", "attention"),
     ("caption", "data", "model"),
     ("decoding",),
     ("captioner",),
@@ -23,9 +23,10 @@ LAYERS = (
 HEIGHT = {part: height for height, layer in enumerate(LAYERS) for part in layer}
 BOTTOM_ALONE = {
     "geometry": {"errors"},
-    "text": {"errors"},
+    "text": {"errors", "files"},
     "attention": {"errors"},
     "errors": set(),
+    "files": set(),
 }
 # The picture of a caption is a method of the caption, for the user's sake.
 DEFERRED_UPWARD = {("caption.py", "visualization")}

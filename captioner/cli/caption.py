@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from captioner.cli.arguments import add_on_bad_image, check_at_least, check_json, note, report_bad
 from captioner.errors import UserError
+from captioner.files import replacing
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -170,10 +171,5 @@ def json_lines(target: str | None) -> Iterator[TextIO | None]:
         with path.open("w") as file:
             yield file
         return
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("w") as file:
-            yield file
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as partial, partial.open("w") as file:
+        yield file

@@ -83,9 +83,8 @@ def run(args: argparse.Namespace) -> int:
     import captioner
     from captioner.attention.selection import selection_rule
     from captioner.data.prepared import Prepared
-    from captioner.evaluation.generate import generate, references, split_images
+    from captioner.evaluation.generate import generate, references, save_captions, split_images
     from captioner.evaluation.metrics import score
-    from captioner.evaluation.results import save_captions
 
     if args.selection is not None:
         selection_rule(args.selection)
@@ -144,7 +143,7 @@ def report(target: str | None, result: Mapping[str, Any], title: str, shown: Tab
     """Print the table and what qualifies it; write the JSON where it was asked for."""
     from rich.console import Console
 
-    from captioner.evaluation.results import write_json
+    from captioner.files import write_json
 
     if target == "-":
         print(json.dumps(result, indent=2, allow_nan=False))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import UserError
+from captioner.files import write_json
 
 EMPTY = "empty captions"
 ORPHANS = "captions of unknown images"
@@ -68,7 +68,6 @@ class CaptionSet:
 
     def save(self, path: str | Path) -> None:
         """Write COCO's layout as JSON; a file that exists stays whole until the new one is."""
-        path = Path(path)
         images: list[dict[str, Any]] = []
         annotations: list[dict[str, Any]] = []
         for image in self.images:
@@ -78,9 +77,7 @@ class CaptionSet:
                 number = len(annotations) + 1
                 annotations.append({"id": number, "image_id": image.id, "caption": caption})
         content = {"images": images, "annotations": annotations, "dropped": self.dropped}
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(json.dumps(content), encoding="utf-8")
-        os.replace(partial, path)
+        write_json(content, path, indent=None)
 
 
 def read_captions(path: str | Path, split: str | None = None) -> CaptionSet:

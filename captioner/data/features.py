@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 from captioner.data import images
 from captioner.data.images import Preprocess
 from captioner.errors import UserError
+from captioner.files import write_json
 from captioner.model.encoder import Encoder
 
 OnBadImage = Literal["raise", "skip", "report"]
@@ -147,7 +147,7 @@ def write_features(
                 progress[rows] = DONE
             advance(len(rows) + len(errors))
     index["bad"] = bad
-    (partial / INDEX).write_text(json.dumps(index))
+    write_json(index, partial / INDEX, indent=None)
     del features, progress
     shutil.rmtree(root, ignore_errors=True)
     partial.rename(root)
@@ -233,7 +233,7 @@ def open_partial(root: Path, index: dict[str, Any]) -> Path:
     """The unfinished store beside `root`: an earlier one of the same content, or a new empty one."""
     partial = root.with_name(root.name + ".partial")
     plan = partial / PLAN
-    if plan.is_file() and plan.read_text() == json.dumps(index):
+    if plan.is_file() and json.loads(plan.read_text()) == index:
         return partial
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -249,9 +249,7 @@ def open_partial(root: Path, index: dict[str, Any]) -> Path:
     for name, length in ((ROWS, needed), (PROGRESS, rows)):
         with open(partial / name, "wb") as file:
             file.truncate(length)
-    written = plan.with_suffix(".tmp")
-    written.write_text(json.dumps(index))
-    os.replace(written, plan)
+    write_json(index, plan, indent=None)
     return partial
 
 

@@ -18,6 +18,7 @@ from captioner.data.captions import CaptionSet, read_captions
 from captioner.data.features import FeatureStore, OnBadImage, write_features
 from captioner.data.images import Preprocess
 from captioner.errors import UserError
+from captioner.files import write_json
 from captioner.model.encoder import Encoder
 from captioner.text.tokenizer import tokenize
 from captioner.text.vocabulary import Vocabulary
@@ -128,9 +129,7 @@ def prepare(
         "features": store.key,
         "min_count": min_count,
     }
-    written = out / "prepared.json.tmp"
-    written.write_text(json.dumps(settings, indent=2) + "\n")
-    written.replace(out / "prepared.json")
+    write_json(settings, out / "prepared.json")
     return Prepared.open(out)
 
 

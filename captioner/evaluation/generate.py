@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from captioner.caption import Caption
@@ -11,6 +12,7 @@ from captioner.data.captions import CaptionedImage
 from captioner.data.features import progress_bar, store_key
 from captioner.data.prepared import Prepared
 from captioner.errors import UserError
+from captioner.files import write_json
 from captioner.model.regions import Regions
 
 
@@ -66,3 +68,8 @@ def split_images(prepared: Prepared, split: str, limit: int | None = None) -> li
 def references(images: Iterable[CaptionedImage]) -> dict[int | str, tuple[str, ...]]:
     """What people wrote of each image, by its id."""
     return {image.id: image.captions for image in images}
+
+
+def save_captions(captions: Mapping[int | str, Caption], path: Path) -> None:
+    """Write captions by image id in COCO's results layout, which other programs score too."""
+    write_json([{"image_id": image, "caption": c.text} for image, c in captions.items()], path)

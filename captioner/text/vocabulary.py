@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from captioner.errors import UserError
+from captioner.files import write_json
 
 
 class Vocabulary:
@@ -69,10 +69,7 @@ class Vocabulary:
 
     def save(self, path: str | Path) -> None:
         """Write JSON; a file that exists stays whole until the new one is."""
-        path = Path(path)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(json.dumps({"words": self.words}, indent=0) + "\n", encoding="utf-8")
-        os.replace(partial, path)
+        write_json({"words": self.words}, path, indent=0)
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:

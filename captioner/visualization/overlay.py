@@ -7,7 +7,6 @@ received: the regions in `selected`, clear and outlined, with the distribution f
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,6 +19,7 @@ from PIL import Image, ImageDraw, ImageFont
 from captioner.caption import Caption
 from captioner.data import images
 from captioner.errors import UserError
+from captioner.files import replacing
 from captioner.geometry import Box, Geometry
 
 Floats = NDArray[np.float32]
@@ -85,14 +85,10 @@ def save_picture(image: Image.Image, path: str | Path) -> Path:
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
         raise UserError(f"unknown picture format {path.suffix!r}; {path}; use one of {', '.join(FORMATS)}")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with replacing(path) as partial:
             image.save(partial, FORMATS[path.suffix.lower()])
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"cannot write a picture ({reason}); {path}; choose another place") from error

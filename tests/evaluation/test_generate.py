@@ -6,8 +6,7 @@ import torch
 from captioner.captioner import Captioner
 from captioner.data.images import Preprocess
 from captioner.errors import UserError
-from captioner.evaluation.generate import generate, references, split_images
-from captioner.evaluation.results import save_captions, write_json
+from captioner.evaluation.generate import generate, references, save_captions, split_images
 
 
 def texts(captions):
@@ -80,13 +79,3 @@ def test_captions_are_saved_as_coco_results(captioner, prepared, tmp_path):
         {"image_id": 103, "caption": captions[103].text},
         {"image_id": 104, "caption": captions[104].text},
     ]
-
-
-@pytest.mark.parametrize("value", [{"a": float("nan")}, {"a": object()}])
-def test_what_cannot_be_written_leaves_the_old_file_alone(tmp_path, value):
-    path = tmp_path / "scores.json"
-    write_json({"a": 1}, path)
-    with pytest.raises((ValueError, TypeError)):
-        write_json(value, path)
-    assert json.loads(path.read_text()) == {"a": 1}
-    assert list(tmp_path.iterdir()) == [path]
