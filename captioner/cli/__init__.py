@@ -16,6 +16,7 @@ from io import TextIOWrapper
 from typing import NoReturn
 
 from captioner import __version__
+from captioner.cli.memory import keep_freed_memory
 from captioner.errors import UserError
 
 COMMANDS = ("caption", "prepare", "fit", "evaluate", "compare")
@@ -73,6 +74,7 @@ def dispatch(argv: list[str]) -> int:
         return 0
     if command not in COMMANDS:
         raise UserError(f"unknown command {command!r}: choose one of {', '.join(COMMANDS)}")
+    keep_freed_memory()
     module = import_module(f"captioner.cli.{command}")
     if not hasattr(module, "add_arguments"):
         return module.run(rest)

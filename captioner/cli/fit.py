@@ -54,10 +54,13 @@ def run(arguments: Sequence[str]) -> int:
                 raise UserError(f"no checkpoint at {checkpoint}: give --ckpt_path a run's last.ckpt")
             trainer = self.config["fit"]["trainer"]
             if trainer["logger"] is None:
-                place = {"save_dir": trainer["default_root_dir"] or ".", "name": "log"}
+                place = trainer["default_root_dir"] or "."
                 trainer["logger"] = [
-                    {"class_path": f"lightning.pytorch.loggers.{kind}", "init_args": dict(place)}
-                    for kind in ("CSVLogger", "TensorBoardLogger")
+                    {
+                        "class_path": f"lightning.pytorch.loggers.{kind}",
+                        "init_args": {"save_dir": place, "name": name},
+                    }
+                    for kind, name in (("CSVLogger", "csv"), ("TensorBoardLogger", "tensorboard"))
                 ]
 
     with warnings.catch_warnings():

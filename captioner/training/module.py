@@ -11,17 +11,19 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from captioner.attention.estimators import ExpectationMixing, MovingAverage
-from captioner.attention.selection import Soft
+from captioner.attention.selection import SelectionRule, Soft
 from captioner.captioner import Captioner
-from captioner.data.datamodule import Batch, CaptionDataModule
+from captioner.data.datamodule import Batch, CaptionDataModule, encode_captions
 from captioner.data.features import store_key
 from captioner.data.prepared import Prepared
+from captioner.decoding.sampling import sample_captions
 from captioner.errors import UserError
 from captioner.evaluation.metrics import score
 from captioner.model.decoder import Decoder
 from captioner.model.encoder import Encoder
 from captioner.model.regions import Regions
-from captioner.training.objectives import Loss, hard_objective, soft_objective
+from captioner.training.objectives import Loss, advantages, hard_objective, soft_objective
+from captioner.training.reward import CiderD
 
 
 class CaptioningModule(L.LightningModule):
@@ -32,12 +34,15 @@ class CaptioningModule(L.LightningModule):
         attention: `soft`, trained by backpropagation, or `hard`, by REINFORCE.
         start: a model's folder or name whose decoder to start from; None starts afresh.
         feature_size, embedding_size, hidden_size, attention_size, dropout: see `Decoder`.
+        region_dropout: the share of each photograph's regions that a training step leaves out, at random.
         learning_rate: the largest of the one-cycle schedule (Smith and Topin 2019, arXiv 1708.07120).
         label_smoothing: of the words' cross-entropy.
         doubly_stochastic: lambda of the soft objective.
         lambda_r, lambda_e: weights of the hard objective's score-function and entropy terms.
         expectation: probability, per photograph, that a draw is replaced by its expectation.
         gradient_norm: gradients are clipped to this norm.
+        self_critical: captions that are drawn of each photograph and learnt from by their CIDEr-D (Rennie et
+            al. 2017, arXiv 1612.00563), in place of people's captions; 0 learns from people's.
         finetune_from: the epoch from which the encoder learns too; None keeps it frozen.
         encoder_learning_rate: the encoder's, as a share of `learning_rate`.
         validate_with: selection rule and
@@ -54,6 +59,7 @@ class CaptioningModule(L.LightningModule):
         hidden_size: int = 384,
         attention_size: int = 384,
         dropout: float = 0.5,
+        region_dropout: float = 0.0,
         learning_rate: float = 1.5e-3,
         label_smoothing: float = 0.1,
         doubly_stochastic: float = 1.0,
@@ -61,6 +67,7 @@ class CaptioningModule(L.LightningModule):
         lambda_e: float = 0.002,
         expectation: float = 0.5,
         gradient_norm: float = 10.0,
+        self_critical: int = 0,
         finetune_from: int | None = None,
         encoder_learning_rate: float = 0.01,
         validate_with: Literal["soft", "sample", "argmax"] | None = None,
@@ -68,7 +75,16 @@ class CaptioningModule(L.LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        check_shares(dropout=dropout, label_smoothing=label_smoothing, expectation=expectation)
+        check_shares(
+            dropout=dropout,
+            region_dropout=region_dropout,
+            label_smoothing=label_smoothing,
+            expectation=expectation,
+        )
+        if self_critical == 1 or self_critical < 0:
+            raise UserError(
+                f"model.self_critical must be 0, or at least 2 draws to compare, not {self_critical}"
+            )
         data = Prepared.open(prepared)
         encoder = Encoder(**data.encoder)
         self.grid, region_size = encoder.measure(data.preprocess.size)
@@ -93,6 +109,7 @@ class CaptioningModule(L.LightningModule):
         if start is not None:
             copy_decoder(start, self.captioner)
         self.baseline = MovingAverage()
+        self.reward: CiderD | None = None
         self.captions: dict[int | str, str] = {}
 
     @property
@@ -116,20 +133,41 @@ class CaptioningModule(L.LightningModule):
     def objective(self, batch: Batch) -> Loss:
         """The loss of a batch under the objective that is trained."""
         settings = self.settings
-        features, decoder = self.features(batch), self.captioner.decoder
-        if settings.attention == "soft":
-            transcript = decoder(features, batch.words, batch.lengths, Soft())
-            return soft_objective(transcript, settings.doubly_stochastic, settings.label_smoothing)
+        features = drop_regions(self.features(batch), settings.region_dropout)
         expected = torch.rand(len(features), device=features.device) < settings.expectation
-        transcript = decoder(features, batch.words, batch.lengths, ExpectationMixing(expected))
-        return hard_objective(
-            transcript,
-            self.baseline,
-            ~expected,
-            settings.lambda_r,
-            settings.lambda_e,
+        rule = Soft() if settings.attention == "soft" else ExpectationMixing(expected)
+        words, lengths, smoothing, weight, more = (
+            batch.words,
+            batch.lengths,
             settings.label_smoothing,
+            None,
+            {},
         )
+        if settings.self_critical:
+            words, lengths = self.draw(features, rule)
+            rewards = self.rewards(words, lengths, batch)
+            smoothing, weight, more = 0.0, advantages(rewards), {"CIDEr-D": rewards.mean()}
+        transcript = self.captioner.decoder(features, words, lengths, rule)
+        if settings.attention == "soft":
+            loss = soft_objective(transcript, settings.doubly_stochastic, smoothing, weight)
+        else:
+            lambda_r, lambda_e = settings.lambda_r, settings.lambda_e
+            loss = hard_objective(transcript, self.baseline, ~expected, lambda_r, lambda_e, smoothing, weight)
+        return Loss(loss.total, loss.figures | more)
+
+    def draw(self, features: Tensor, rule: SelectionRule) -> tuple[Tensor, Tensor]:
+        """The model's own captions of a batch, drawn without dropout."""
+        decoder = self.captioner.decoder
+        decoder.eval()
+        words, lengths = sample_captions(decoder, features, rule, self.settings.self_critical)
+        decoder.train()
+        return words, lengths
+
+    def rewards(self, words: Tensor, lengths: Tensor, batch: Batch) -> Tensor:
+        """CIDEr-D (B, n) of drawn captions against people's captions of the same photographs."""
+        assert self.reward is not None
+        said = zip(unpad(words, lengths), unpad(batch.words, batch.lengths), strict=True)
+        return torch.tensor([self.reward(mine, theirs) for mine, theirs in said], device=self.device)
 
     def features(self, batch: Batch) -> Tensor:
         if batch.features is not None:
@@ -140,6 +178,9 @@ class CaptioningModule(L.LightningModule):
 
     def on_fit_start(self) -> None:
         data: CaptionDataModule = self.trainer.datamodule  # type: ignore[attr-defined]
+        if self.settings.self_critical:
+            images, words = data.prepared.captions.split("train"), data.prepared.vocabulary
+            self.reward = CiderD(encode_captions(image.captions, words, data.longest) for image in images)
         if not data.photographs:
             data.prepared.features(store_key(self.captioner.encoder, self.captioner.preprocess))
         if self.settings.finetune_from is not None:
@@ -208,6 +249,27 @@ class CaptioningModule(L.LightningModule):
         steps = int(self.trainer.estimated_stepping_batches)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def unpad(words: Tensor, lengths: Tensor) -> list[list[list[int]]]:
+    """Each photograph's captions (B, n, T + 1) without start token and padding, those not there left out."""
+    return [
+        [caption[1 : length + 1] for caption, length in zip(captions, row, strict=True) if length]
+        for captions, row in zip(words.tolist(), lengths.tolist(), strict=True)
+    ]
+
+
+def drop_regions(features: Tensor, share: float) -> Tensor:
+    """A random subset of each photograph's regions, (B, L, D) to (B, L', D), at least one.
+
+    Without it a decoder learns thousands of photographs by heart from their mean region.
+    """
+    batch, regions, size = features.shape
+    kept = max(1, round(regions * (1 - share)))
+    if kept == regions:
+        return features
+    order = torch.rand(batch, regions, device=features.device).argsort(1)[:, :kept]
+    return features.gather(1, order[..., None].expand(-1, -1, size))
 
 
 def copy_decoder(model: str | Path, captioner: Captioner) -> None:

@@ -9,7 +9,7 @@ import torch
 from captioner.attention.estimators import ExpectationMixing, MovingAverage, score_function
 from captioner.attention.selection import Sample, Soft
 from captioner.model.decoder import Decoder
-from captioner.training.objectives import hard_objective, soft_objective, word_log_probs
+from captioner.training.objectives import advantages, hard_objective, soft_objective, word_log_probs
 
 WORDS = torch.tensor([[[1, 4, 5, 2]]])
 LENGTHS = torch.tensor([[3]])
@@ -127,3 +127,39 @@ def test_uniform_weights_of_four_words_on_four_regions_are_doubly_stochastic():
     with_penalty = soft_objective(transcript, doubly_stochastic=1.0)
     assert with_penalty.figures["coverage"].item() == pytest.approx(0.0, abs=1e-12)
     assert math.isclose(with_penalty.total.item(), soft_objective(transcript, 0.0).total.item(), rel_tol=1e-6)
+
+
+def test_self_critical_training_is_unbiased(decoder, features):
+    """Summed over all pairs of one-word captions, by probability: the gradient of the expected reward."""
+    rewards = torch.tensor([0.3, 2.0, -1.0, 0.0, 5.0, 1.0], dtype=torch.float64)
+
+    def read(words):
+        captions = torch.tensor([[[1, word] for word in words]])
+        return decoder(features, captions, torch.ones(1, len(words), dtype=torch.long), Soft())
+
+    log_probs = word_log_probs(read(range(6)))
+    expected = gradient(decoder, (log_probs.exp() * rewards).sum())
+    estimated = 0.0
+    for pair in itertools.product(range(6), repeat=2):
+        weight = advantages(rewards[list(pair)][None])
+        loss = soft_objective(read(pair), doubly_stochastic=0.0, weight=weight).total
+        estimated = estimated - log_probs[list(pair)].sum().exp().detach() * gradient(decoder, loss)
+    assert expected.norm() > 1e-2
+    torch.testing.assert_close(estimated, expected, rtol=1e-8, atol=1e-12)
+
+
+def test_a_captions_weight_leaves_the_entropy_alone(decoder, features):
+    torch.manual_seed(5)
+    transcript = decoder(features, WORDS, LENGTHS, ExpectationMixing(torch.tensor([False])))
+
+    def loss(weight, lambda_e):
+        baseline = MovingAverage()
+        baseline.value.fill_(-2.0)
+        baseline.started.fill_(True)
+        drawn = torch.tensor([True])
+        return hard_objective(transcript, baseline, drawn, 0.3, lambda_e, weight=weight).total
+
+    likelihood, entropy = loss(None, 0.0), loss(None, 1.0) - loss(None, 0.0)
+    weighted = loss(torch.tensor([[-1.5]]), 1.0)
+    expected = gradient(decoder, -1.5 * likelihood + entropy)
+    torch.testing.assert_close(gradient(decoder, weighted), expected, rtol=1e-8, atol=1e-12)

@@ -48,10 +48,11 @@ def test_fit_leaves_a_model_logs_and_a_checkpoint_to_resume_from(process, config
     assert model.trained_with == "sample" and model.vocabulary == prepared.vocabulary
     notes = json.loads((run / "model" / "config.json").read_text())["training"]
     assert notes["lambda_r"] == 0.1 and not any(name.startswith("_") for name in notes)
-    with open(run / "log" / "version_0" / "metrics.csv") as file:
+    with open(run / "csv" / "version_0" / "metrics.csv") as file:
         assert {"train/reward", "train/baseline", "train/entropy", "train/gradient_norm", "val/CIDEr"} <= set(
             next(csv.reader(file))
         )
+    assert list((run / "tensorboard" / "version_0").glob("events.*"))
     checkpoint = torch.load(run / "last.ckpt", weights_only=True)
     assert checkpoint["epoch"] == 1 and checkpoint["global_step"] == 4
     again = process("fit", "--config", config, "--ckpt_path", run / "last.ckpt")

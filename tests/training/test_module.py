@@ -17,7 +17,7 @@ from captioner.evaluation.generate import generate
 from captioner.model.encoder import Encoder
 from captioner.text.vocabulary import Vocabulary
 from captioner.training.callbacks import RandomState, SaveBest
-from captioner.training.module import CaptioningModule
+from captioner.training.module import CaptioningModule, drop_regions, unpad
 
 SMALL = {"feature_size": 8, "embedding_size": 8, "hidden_size": 8, "attention_size": 8}
 
@@ -72,6 +72,44 @@ def test_a_resumed_run_is_the_same_run_bit_for_bit(prepared, tmp_path, attention
         assert torch.equal(value, other[key]), key
     if attention == "hard":
         assert whole.baseline.value.item() < 0
+
+
+@pytest.mark.parametrize("attention", ["soft", "hard"])
+def test_self_critical_training_raises_the_reward(prepared, tmp_path, attention):
+    settings = {"attention": attention, "learning_rate": 0.02, "dropout": 0.0, "label_smoothing": 0.0}
+    fit(prepared, tmp_path / "likelihood", 12, **settings)
+    start = str(tmp_path / "likelihood" / "model")
+    fit(prepared, tmp_path / "reward", 12, start=start, self_critical=6, **settings)
+    with open(tmp_path / "reward" / "log" / "version_0" / "metrics.csv") as file:
+        rewards = [float(row["train/CIDEr-D"]) for row in csv.DictReader(file) if row["train/CIDEr-D"]]
+    assert len(rewards) == 12 * 3
+    assert np.mean(rewards[-9:]) > 1.15 * np.mean(rewards[:9]) > 0
+
+
+def test_one_draw_has_nothing_to_be_compared_with(prepared):
+    with pytest.raises(UserError, match="at least 2 draws"):
+        CaptioningModule(str(prepared.root), self_critical=1, **SMALL)
+
+
+def test_regions_are_left_out_at_random_for_each_photograph():
+    features = torch.arange(2 * 10.0).view(2, 10, 1)
+    torch.manual_seed(0)
+    kept = [drop_regions(features, 0.3) for _ in range(200)]
+    assert {part.shape for part in kept} == {(2, 7, 1)}
+    for part in kept:
+        assert len(set(part[0].flatten().tolist())) == 7 and set(part[1].flatten().tolist()) <= set(
+            range(10, 20)
+        )
+    shares = torch.bincount(torch.cat([part[0] for part in kept]).flatten().long(), minlength=10) / 200
+    assert (shares - 0.7).abs().max() < 0.12
+    assert any(not torch.equal(part[0], part[1] - 10) for part in kept)
+    assert drop_regions(features, 0.0) is features
+    assert drop_regions(features, 1.0).shape == (2, 1, 1)
+
+
+def test_unpadded_captions_are_those_that_were_padded():
+    captions = [[[4, 5, 2], [6, 2]], [[7, 2]]]
+    assert unpad(*pad(captions)) == captions
 
 
 def test_checkpoints_load_with_weights_only(prepared, tmp_path):

@@ -1,0 +1,74 @@
+"""The reward of self-critical training: CIDEr-D of word indices."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeAlias
+
+Words: TypeAlias = Sequence[Hashable]
+Vector: TypeAlias = list[dict[tuple[Hashable, ...], float]]
+
+ORDERS = (1, 2, 3, 4)
+SIGMA = 6.0
+
+
+class CiderD:
+    """CIDEr-D (Vedantam et al. 2015, arXiv 1411.5726) as pycocoevalcap defines it, for captions one by one.
+
+    How common an n-gram is, is counted once, over a training set.
+
+    Args:
+        images: the captions of each image, as words.
+    """
+
+    def __init__(self, images: Iterable[Sequence[Words]]) -> None:
+        self.images = 0
+        self.frequency: Counter[tuple[Hashable, ...]] = Counter()
+        for captions in images:
+            self.images += 1
+            self.frequency.update({ngram for words in captions for ngram in count(words)})
+        self.log_images = math.log(max(self.images, 1))
+
+    def __call__(self, candidates: Sequence[Words], references: Sequence[Words]) -> list[float]:
+        """Each candidate's score against one image's references, 0 to 10."""
+        theirs = [(self.weigh(words), len(words)) for words in references]
+        scores = []
+        for words in candidates:
+            mine = self.weigh(words)
+            total = sum(
+                similarity(mine, other) * math.exp(-((len(words) - length) ** 2) / (2 * SIGMA**2))
+                for other, length in theirs
+            )
+            scores.append(10 * total / len(theirs))
+        return scores
+
+    def weigh(self, words: Words) -> Vector:
+        """tf-idf of the n-grams, by order, with the vector's norm left to `similarity`."""
+        vector: Vector = [{} for _ in ORDERS]
+        for ngram, times in count(words).items():
+            idf = self.log_images - math.log(max(1, self.frequency[ngram]))
+            vector[len(ngram) - 1][ngram] = times * idf
+        return vector
+
+
+def count(words: Words) -> Counter[tuple[Hashable, ...]]:
+    """How often each n-gram of one to four words occurs."""
+    return Counter(tuple(words[i : i + n]) for n in ORDERS for i in range(len(words) - n + 1))
+
+
+def similarity(candidate: Vector, reference: Vector) -> float:
+    """Cosine with clipped counts, the mean over the orders."""
+    total = 0.0
+    for mine, theirs in zip(candidate, reference, strict=True):
+        dot = sum(
+            min(weight, theirs[ngram]) * theirs[ngram] for ngram, weight in mine.items() if ngram in theirs
+        )
+        norms = norm(mine) * norm(theirs)
+        total += dot / norms if norms else dot
+    return total / len(ORDERS)
+
+
+def norm(vector: dict[tuple[Hashable, ...], float]) -> float:
+    return math.sqrt(sum(weight**2 for weight in vector.values()))
