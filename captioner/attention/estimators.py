@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from captioner.attention.selection import Sample, Selection, Soft
+from captioner.attention.selection import Sample, Selection, Soft, gather
 
 
 class MovingAverage(nn.Module):
@@ -50,11 +50,41 @@ class ExpectationMixing:
         self.expected = expected[:, None]
 
     def __call__(self, scores: Tensor, values: Tensor, u: Tensor | None = None) -> Selection:
-        drawn = Sample()(scores, values, u)
-        assert drawn.log_prob is not None
-        context = torch.where(self.expected[..., None], Soft()(scores, values).context, drawn.context)
-        log_prob = torch.where(self.expected, torch.zeros_like(drawn.log_prob), drawn.log_prob)
-        return Selection(context, drawn.weights, drawn.selected, log_prob)
+        return mix(self.expected, scores, values, Sample()(scores, values, u))
+
+
+class Replay:
+    """ExpectationMixing with selections that were made before, one step a call, the first captions of each.
+
+    What is learnt from captions that the model drew must look where it looked when it drew them.
+    """
+
+    name = "sample"
+    stochastic = True
+
+    def __init__(self, selected: Tensor, expected: Tensor) -> None:
+        """selected: (B, n, T) the regions of each step; expected: (B,) as in `ExpectationMixing`."""
+        self.steps = iter(selected.unbind(-1))
+        self.expected = expected[:, None]
+
+    def __call__(self, scores: Tensor, values: Tensor, u: Tensor | None = None) -> Selection:
+        selected = next(self.steps)[:, : scores.shape[1]]
+        log_weights = scores.log_softmax(-1)
+        log_prob = log_weights.gather(-1, selected[..., None]).squeeze(-1)
+        return mix(
+            self.expected,
+            scores,
+            values,
+            Selection(gather(values, selected), log_weights.exp(), selected[..., None], log_prob),
+        )
+
+
+def mix(expected: Tensor, scores: Tensor, values: Tensor, drawn: Selection) -> Selection:
+    """The draw, or where `expected` (B, 1) its expectation, whose gradient passes through the weights."""
+    assert drawn.log_prob is not None
+    context = torch.where(expected[..., None], Soft()(scores, values).context, drawn.context)
+    log_prob = torch.where(expected, torch.zeros_like(drawn.log_prob), drawn.log_prob)
+    return Selection(context, drawn.weights, drawn.selected, log_prob)
 
 
 def score_function(log_prob: Tensor, reward: Tensor, baseline: Tensor) -> Tensor:

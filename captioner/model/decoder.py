@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +81,11 @@ class Transcript:
         batch, n = self.shape
         total = steps.new_zeros(batch * n, *steps.shape[1:])
         return total.index_add(0, self.caption, steps).unflatten(0, (batch, n))
+
+    def without(self, words: Sequence[int]) -> Transcript:
+        """As if the model could not say these words: the others' probabilities sum to one."""
+        index = torch.tensor(words, device=self.logits.device)
+        return replace(self, logits=self.logits.index_fill(1, index, -torch.inf))
 
 
 class Decoder(nn.Module):

@@ -10,19 +10,20 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from captioner.attention.estimators import ExpectationMixing, MovingAverage
-from captioner.attention.selection import SelectionRule, Soft
+from captioner.attention.estimators import ExpectationMixing, MovingAverage, Replay
+from captioner.attention.selection import Soft
 from captioner.captioner import Captioner
 from captioner.data.datamodule import Batch, CaptionDataModule, encode_captions
 from captioner.data.features import store_key
 from captioner.data.prepared import Prepared
-from captioner.decoding.sampling import sample_captions
+from captioner.decoding.beam import NEVER
+from captioner.decoding.sampling import Draws, sample_captions
 from captioner.errors import UserError
 from captioner.evaluation.metrics import score
 from captioner.model.decoder import Decoder
 from captioner.model.encoder import Encoder
 from captioner.model.regions import Regions
-from captioner.training.objectives import Loss, advantages, hard_objective, soft_objective
+from captioner.training.objectives import Loss, hard_objective, self_critical_objective, soft_objective
 from captioner.training.reward import CiderD
 
 
@@ -134,39 +135,41 @@ class CaptioningModule(L.LightningModule):
         """The loss of a batch under the objective that is trained."""
         settings = self.settings
         features = drop_regions(self.features(batch), settings.region_dropout)
-        expected = torch.rand(len(features), device=features.device) < settings.expectation
-        rule = Soft() if settings.attention == "soft" else ExpectationMixing(expected)
-        words, lengths, smoothing, weight, more = (
-            batch.words,
-            batch.lengths,
-            settings.label_smoothing,
-            None,
-            {},
-        )
         if settings.self_critical:
-            words, lengths = self.draw(features, rule)
-            rewards = self.rewards(words, lengths, batch)
-            smoothing, weight, more = 0.0, advantages(rewards), {"CIDEr-D": rewards.mean()}
-        transcript = self.captioner.decoder(features, words, lengths, rule)
+            return self.self_critical(features, batch)
+        decoder, smoothing = self.captioner.decoder, settings.label_smoothing
         if settings.attention == "soft":
-            loss = soft_objective(transcript, settings.doubly_stochastic, smoothing, weight)
-        else:
-            lambda_r, lambda_e = settings.lambda_r, settings.lambda_e
-            loss = hard_objective(transcript, self.baseline, ~expected, lambda_r, lambda_e, smoothing, weight)
-        return Loss(loss.total, loss.figures | more)
+            transcript = decoder(features, batch.words, batch.lengths, Soft())
+            return soft_objective(transcript, settings.doubly_stochastic, smoothing)
+        expected = self.coins(features)
+        transcript = decoder(features, batch.words, batch.lengths, ExpectationMixing(expected))
+        lambda_r, lambda_e = settings.lambda_r, settings.lambda_e
+        return hard_objective(transcript, self.baseline, ~expected, lambda_r, lambda_e, smoothing)
 
-    def draw(self, features: Tensor, rule: SelectionRule) -> tuple[Tensor, Tensor]:
-        """The model's own captions of a batch, drawn without dropout."""
-        decoder = self.captioner.decoder
-        decoder.eval()
-        words, lengths = sample_captions(decoder, features, rule, self.settings.self_critical)
-        decoder.train()
-        return words, lengths
+    def coins(self, features: Tensor) -> Tensor:
+        """Which photographs (B,) take the expectation in place of a draw."""
+        return torch.rand(len(features), device=features.device) < self.settings.expectation
 
-    def rewards(self, words: Tensor, lengths: Tensor, batch: Batch) -> Tensor:
+    def self_critical(self, features: Tensor, batch: Batch) -> Loss:
+        """The loss of captions that the model draws itself, without dropout.
+
+        The draws must come from the distribution that is trained: with dropout in one reading alone, or words
+        that are never drawn, what is punished never grows rarer, and its likelihood falls without end.
+        """
+        decoder = self.captioner.decoder.eval()
+        hard = self.settings.attention == "hard"
+        expected = self.coins(features)
+        rule = ExpectationMixing(expected) if hard else Soft()
+        draws = sample_captions(decoder, features, rule, self.settings.self_critical)
+        rewards = self.rewards(draws, batch)
+        rule = Soft() if draws.selected is None else Replay(draws.selected, expected)
+        transcript = decoder(features, draws.words, draws.lengths, rule).without(NEVER)
+        return self_critical_objective(transcript, rewards)
+
+    def rewards(self, draws: Draws, batch: Batch) -> Tensor:
         """CIDEr-D (B, n) of drawn captions against people's captions of the same photographs."""
         assert self.reward is not None
-        said = zip(unpad(words, lengths), unpad(batch.words, batch.lengths), strict=True)
+        said = zip(unpad(draws.words, draws.lengths), unpad(batch.words, batch.lengths), strict=True)
         return torch.tensor([self.reward(mine, theirs) for mine, theirs in said], device=self.device)
 
     def features(self, batch: Batch) -> Tensor:

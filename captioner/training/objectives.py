@@ -22,22 +22,13 @@ class Loss:
 
 
 def soft_objective(
-    transcript: Transcript,
-    doubly_stochastic: float = 1.0,
-    label_smoothing: float = 0.0,
-    weight: Tensor | None = None,
+    transcript: Transcript, doubly_stochastic: float = 1.0, label_smoothing: float = 0.0
 ) -> Loss:
-    """-log p(y | a) + lambda sum_i (1 - sum_t alpha_ti)^2 for each caption (eq. 14), their mean.
-
-    Args:
-        weight: (B, n) what each caption's likelihood counts, see `advantages`; None counts all alike.
-    """
-    words = transcript.per_caption(word_loss(transcript, label_smoothing))
-    if weight is not None:
-        words = weight * words
+    """-log p(y | a) + lambda sum_i (1 - sum_t alpha_ti)^2 for each caption (eq. 14), their mean."""
+    words = word_loss(transcript, label_smoothing)
     penalty = doubly_stochastic_penalty(transcript)
     captions = present(transcript)
-    total = (words + doubly_stochastic * penalty)[captions].mean()
+    total = (transcript.per_caption(words) + doubly_stochastic * penalty)[captions].mean()
     return Loss(total, figures(transcript) | {"coverage": penalty[captions].mean()})
 
 
@@ -48,7 +39,6 @@ def hard_objective(
     lambda_r: float,
     lambda_e: float,
     label_smoothing: float = 0.0,
-    weight: Tensor | None = None,
 ) -> Loss:
     """The negative of the objective whose gradient is, for each caption and its one draw s (eq. 13),
 
@@ -61,7 +51,6 @@ def hard_objective(
         lambda_r: weight of the score-function term.
         label_smoothing: of log p(y|s,a) in the first term; the reward is never smoothed.
         lambda_e: weight of the entropy.
-        weight: (B, n) what each caption's first two terms count, see `advantages`; None counts all alike.
     """
     assert transcript.log_prob is not None
     captions = present(transcript)
@@ -71,22 +60,35 @@ def hard_objective(
     surrogate = score_function(transcript.per_caption(transcript.log_prob), reward, b)
     uncertainty = transcript.per_caption(entropy(transcript.scores))
     words = transcript.per_caption(word_loss(transcript, label_smoothing))
-    likelihood = words - lambda_r * surrogate
-    if weight is not None:
-        likelihood = weight * likelihood
-    total = (likelihood - lambda_e * uncertainty)[captions].mean()
+    total = (words - lambda_r * surrogate - lambda_e * uncertainty)[captions].mean()
     return Loss(
         total,
         figures(transcript) | {"reward": reward[captions].mean(), "baseline": b},
     )
 
 
+def self_critical_objective(transcript: Transcript, rewards: Tensor) -> Loss:
+    """The negative of the expected reward of captions that the model draws, by REINFORCE.
+
+    Its gradient is, for each caption y and the selections s that it was drawn with,
+    advantage grad (log p(y|s,a) + log p(s|a)), see `advantages`.
+
+    Args:
+        transcript: of the captions drawn, under `Soft`, or under `Replay` of their selections.
+        rewards: (B, n), at least two captions a photograph.
+    """
+    log_prob = word_log_probs(transcript)
+    if transcript.log_prob is not None:
+        log_prob = log_prob + transcript.log_prob
+    total = -(advantages(rewards) * transcript.per_caption(log_prob)).mean()
+    return Loss(total, figures(transcript) | {"CIDEr-D": rewards.mean()})
+
+
 def advantages(rewards: Tensor) -> Tensor:
     """How much better each of a photograph's n captions did than the mean of its others, (B, n) to (B, n).
 
-    Weighing the log-likelihoods of captions that the model drew itself by them makes the gradient of
-    their expected reward (self-critical training: Rennie et al. 2017, arXiv 1612.00563; with the mean of
-    the other draws as the baseline: Luo 2020, arXiv 2003.09971).
+    Self-critical training: Rennie et al. 2017, arXiv 1612.00563; with the mean of the other draws as the
+    baseline: Luo 2020, arXiv 2003.09971.
     """
     n = rewards.shape[1]
     return (rewards - rewards.mean(1, keepdim=True)) * n / (n - 1)

@@ -6,10 +6,15 @@ import math
 import pytest
 import torch
 
-from captioner.attention.estimators import ExpectationMixing, MovingAverage, score_function
+from captioner.attention.estimators import ExpectationMixing, MovingAverage, Replay, score_function
 from captioner.attention.selection import Sample, Soft
 from captioner.model.decoder import Decoder
-from captioner.training.objectives import advantages, hard_objective, soft_objective, word_log_probs
+from captioner.training.objectives import (
+    hard_objective,
+    self_critical_objective,
+    soft_objective,
+    word_log_probs,
+)
 
 WORDS = torch.tensor([[[1, 4, 5, 2]]])
 LENGTHS = torch.tensor([[3]])
@@ -141,25 +146,33 @@ def test_self_critical_training_is_unbiased(decoder, features):
     expected = gradient(decoder, (log_probs.exp() * rewards).sum())
     estimated = 0.0
     for pair in itertools.product(range(6), repeat=2):
-        weight = advantages(rewards[list(pair)][None])
-        loss = soft_objective(read(pair), doubly_stochastic=0.0, weight=weight).total
+        loss = self_critical_objective(read(pair), rewards[list(pair)][None]).total
         estimated = estimated - log_probs[list(pair)].sum().exp().detach() * gradient(decoder, loss)
     assert expected.norm() > 1e-2
     torch.testing.assert_close(estimated, expected, rtol=1e-8, atol=1e-12)
 
 
-def test_a_captions_weight_leaves_the_entropy_alone(decoder, features):
-    torch.manual_seed(5)
-    transcript = decoder(features, WORDS, LENGTHS, ExpectationMixing(torch.tensor([False])))
+def test_self_critical_training_of_hard_attention_is_unbiased(decoder, features):
+    """The same, over all pairs of a region and a word each."""
+    rewards = torch.tensor([0.3, 2.0, -1.0, 0.0, 5.0, 1.0], dtype=torch.float64)
+    drawn = torch.tensor([False])
 
-    def loss(weight, lambda_e):
-        baseline = MovingAverage()
-        baseline.value.fill_(-2.0)
-        baseline.started.fill_(True)
-        drawn = torch.tensor([True])
-        return hard_objective(transcript, baseline, drawn, 0.3, lambda_e, weight=weight).total
+    def read(draws):
+        captions = torch.tensor([[[1, word] for _, word in draws]])
+        selected = torch.tensor([[[region] for region, _ in draws]])
+        lengths = torch.ones(1, len(draws), dtype=torch.long)
+        return decoder(features, captions, lengths, Replay(selected, drawn))
 
-    likelihood, entropy = loss(None, 0.0), loss(None, 1.0) - loss(None, 0.0)
-    weighted = loss(torch.tensor([[-1.5]]), 1.0)
-    expected = gradient(decoder, -1.5 * likelihood + entropy)
-    torch.testing.assert_close(gradient(decoder, weighted), expected, rtol=1e-8, atol=1e-12)
+    everything = list(itertools.product(range(3), range(6)))
+    whole = read(everything)
+    log_probs = whole.log_prob + word_log_probs(whole)
+    assert log_probs.exp().sum().item() == pytest.approx(1.0)
+    expected = gradient(
+        decoder, sum(p.exp() * rewards[y] for p, (_, y) in zip(log_probs, everything, strict=True))
+    )
+    estimated = 0.0
+    for i, j in itertools.product(range(18), repeat=2):
+        pair = [everything[i], everything[j]]
+        loss = self_critical_objective(read(pair), rewards[[y for _, y in pair]][None]).total
+        estimated = estimated - (log_probs[i] + log_probs[j]).exp().detach() * gradient(decoder, loss)
+    torch.testing.assert_close(estimated, expected, rtol=1e-8, atol=1e-12)

@@ -1,5 +1,6 @@
 import torch
 
+from captioner.attention.estimators import Replay
 from captioner.attention.selection import Sample, Soft
 from captioner.decoding.sampling import sample_captions
 from captioner.model.decoder import Decoder
@@ -12,7 +13,9 @@ def small(vocabulary=7):
 
 
 def test_captions_come_as_the_decoder_reads_them():
-    words, lengths = sample_captions(small(), torch.randn(3, 4, 5), Sample(), n=6, max_length=9)
+    draws = sample_captions(small(), torch.randn(3, 4, 5), Sample(), n=6, max_length=9)
+    words, lengths = draws.words, draws.lengths
+    assert draws.selected.shape == (3, 6, words.shape[2] - 1) and draws.selected.max() < 4
     assert words.shape[:2] == lengths.shape == (3, 6) and words.shape[2] <= 10
     assert (lengths.diff(dim=1) <= 0).all() and lengths.min() >= 1
     assert (words[..., 0] == Vocabulary.start).all()
@@ -26,7 +29,7 @@ def test_captions_come_as_the_decoder_reads_them():
 
 def test_words_are_drawn_as_often_as_they_are_likely():
     decoder, features = small(), torch.randn(1, 4, 5)
-    words, _ = sample_captions(decoder, features, Soft(), n=20_000, max_length=1)
+    words = sample_captions(decoder, features, Soft(), n=20_000, max_length=1).words
     memory = decoder.read(features)
     start = torch.full((1, 1), Vocabulary.start)
     log_probs, _, _ = decoder.step(start, decoder.start(memory), memory, Soft())
@@ -34,3 +37,27 @@ def test_words_are_drawn_as_often_as_they_are_likely():
     expected = log_probs.detach()[0, 0, allowed].softmax(0)
     drawn = torch.bincount(words[0, :, 1], minlength=7)[allowed] / 20_000
     torch.testing.assert_close(drawn, expected, atol=0.015, rtol=0)
+
+
+def test_what_is_read_again_is_what_was_drawn():
+    """Words and selections stay together when captions are sorted: what was selected is as likely as then."""
+    decoder, features = small(), torch.randn(1, 4, 5)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.mul_(2)  # selections depend on what came before
+    drawn = []
+
+    class Watched(Sample):
+        def __call__(self, scores, values, u=None):
+            selection = super().__call__(scores, values, u)
+            drawn.append(selection.log_prob.flatten())
+            return selection
+
+    draws = sample_captions(decoder, features, Watched(), n=8, max_length=9)
+    assert draws.lengths.unique().numel() > 2
+    replay = Replay(draws.selected, torch.tensor([False]))
+    transcript = decoder(features, draws.words, draws.lengths, replay)
+    for caption in range(8):
+        steps = transcript.log_prob[transcript.caption == caption]
+        for then, now in zip(drawn, steps, strict=False):
+            assert torch.isclose(then, now, atol=1e-5).any()
