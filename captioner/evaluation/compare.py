@@ -95,20 +95,20 @@ def compare(
     generate(captioner, prepared, split, rules[0].name, beam_size, limit=1)
     asked = [(rule, seed) for rule in rules for seed in (seeds if rule.stochastic else seeds[:1])]
     texts, seconds = [], []
-    aims: list[dict[str, float | None]] = []
+    aims: list[float | None] = []
     for rule, seed in asked:
         started = time.perf_counter()
         captions = generate(captioner, prepared, split, rule.name, beam_size, seed, batch_size, limit)
         seconds.append((time.perf_counter() - started) / len(captions))
         texts.append({image: caption.text for image, caption in captions.items()})
-        aim = pointing(captions, images, prepared)
-        aims.append({} if aim is None else {"pointing": aim})
+        aims.append(pointing(captions, images, prepared))
+    boxed = any(aim is not None for aim in aims)  # a run may have named nothing that is there
     scores = score_runs(gold, texts, tokenizer, metrics)
     notes = [f"{rule.name}: {n}" for (rule, _), run in zip(asked, scores, strict=True) for n in run.warnings]
     rows = []
     for rule in rules:
         mine = [i for i, (other, _) in enumerate(asked) if other is rule]
-        figures = [scores[i].metrics | aims[i] for i in mine]
+        figures = [scores[i].metrics | ({"pointing": aims[i]} if boxed else {}) for i in mine]
         rows.append(
             Row(
                 selection=rule.name,

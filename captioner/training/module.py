@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from captioner.attention.estimators import ExpectationMixing, MovingAverage, Replay
-from captioner.attention.selection import Soft
+from captioner.attention.selection import SelectionRule, Soft
 from captioner.captioner import Captioner
 from captioner.data.datamodule import Batch, CaptionDataModule, encode_captions
 from captioner.data.features import store_key
@@ -43,7 +43,8 @@ class CaptioningModule(L.LightningModule):
         expectation: probability, per photograph, that a draw is replaced by its expectation.
         gradient_norm: gradients are clipped to this norm.
         self_critical: captions that are drawn of each photograph and learnt from by their CIDEr-D (Rennie et
-            al. 2017, arXiv 1612.00563), in place of people's captions; 0 learns from people's.
+            al. 2017, arXiv 1612.00563), in place of people's captions and without dropout; 0 learns from
+            people's.
         finetune_from: the epoch from which the encoder learns too; None keeps it frozen.
         encoder_learning_rate: the encoder's, as a share of `learning_rate`.
         validate_with: selection rule and
@@ -159,7 +160,7 @@ class CaptioningModule(L.LightningModule):
         decoder = self.captioner.decoder.eval()
         hard = self.settings.attention == "hard"
         expected = self.coins(features)
-        rule = ExpectationMixing(expected) if hard else Soft()
+        rule: SelectionRule = ExpectationMixing(expected) if hard else Soft()
         draws = sample_captions(decoder, features, rule, self.settings.self_critical)
         rewards = self.rewards(draws, batch)
         rule = Soft() if draws.selected is None else Replay(draws.selected, expected)
@@ -289,8 +290,7 @@ def copy_decoder(model: str | Path, captioner: Captioner) -> None:
         )
     for name, theirs, mine in (
         ("sizes", other.decoder.sizes, captioner.decoder.sizes),
-        ("an encoder", other.encoder.to_dict(), captioner.encoder.to_dict()),
-        ("preprocessing", other.preprocess, captioner.preprocess),
+        ("features", *(store_key(model.encoder, model.preprocess) for model in (other, captioner))),
     ):
         if theirs != mine:
             raise UserError(f"model.start {model} has {name} {theirs}, this model {mine}: they must agree")

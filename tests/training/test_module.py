@@ -221,6 +221,7 @@ def test_a_model_with_weights_from_a_file_travels_without_the_file(tmp_path):
     encoder = Encoder("resnet18", str(tmp_path / "weights.pth"))
     data = prepare(captions, tmp_path / "images", tmp_path, encoder, Preprocess((64, 64)), 1, workers=0)
     CaptioningModule(str(data.root), **SMALL).captioner.save(tmp_path / "model", half=True)
+    CaptioningModule(str(data.root), "hard", start=str(tmp_path / "model"), **SMALL)  # no complaint
     (tmp_path / "weights.pth").unlink()
     model = Captioner.load(tmp_path / "model")
     assert model.encoder.fingerprint() == encoder.fingerprint()
