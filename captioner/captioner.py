@@ -84,6 +84,8 @@ class Captioner(nn.Module):
         Raises:
             UserError: a photograph that cannot be read, by name.
         """
+        if not photos:
+            raise UserError("there is no photograph to encode: give at least one")
         pictures = [open_photo(photo) for photo in photos]
         prepared = [self.preprocess(picture) for picture in pictures]
         pixels = torch.stack([pixels for pixels, _ in prepared])
@@ -225,9 +227,9 @@ class Captioner(nn.Module):
         """
         folder = find_model(model)
         try:
-            config = json.loads((folder / CONFIG).read_text())
+            config = dict(json.loads((folder / CONFIG).read_text()))
             tensors = load_file(folder / WEIGHTS)
-        except (OSError, ValueError, SafetensorError) as error:
+        except (OSError, ValueError, TypeError, SafetensorError) as error:
             raise UserError(f"the model {folder} cannot be read ({error}): copy it again") from None
         if config.get("format") != FORMAT:
             raise UserError(

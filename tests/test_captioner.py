@@ -170,3 +170,16 @@ def test_the_embedded_models_caption_a_dog(name):
     assert "dog" in caption.words and caption.finished
     assert model.trained_with == ("soft" if name.endswith("soft") else "sample")
     assert Path(ASSETS / name / "model.safetensors").stat().st_size < 12 * 2**20
+
+
+@pytest.mark.parametrize("text", ["[]", "[1]", "3"])
+def test_a_configuration_that_is_no_object_is_one_line(tmp_path, text):
+    Captioner.load("flickr8k-soft").save(tmp_path)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match=f"the model {tmp_path} "):
+        Captioner.load(tmp_path)
+
+
+def test_no_photograph_is_refused():
+    with pytest.raises(UserError, match="at least one"):
+        Captioner.load("flickr8k-soft").encode([])

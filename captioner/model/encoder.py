@@ -282,7 +282,7 @@ def load_weights(model: nn.Module, path: str, name: str) -> None:
             state = torch.load(file, map_location="cpu", weights_only=True)
         missing = model.load_state_dict(state, strict=False).missing_keys
     except Exception as error:  # torch and safetensors raise a dozen kinds for a file that does not fit
-        reason = str(error).strip().splitlines()[0]
+        reason = " ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
         raise UserError(f"the weights at {path} do not fit encoder {name!r}: {reason}") from None
     for key in missing:
         model.state_dict()[key].zero_()  # a classifier's: unused, but part of the fingerprint

@@ -163,3 +163,9 @@ def test_a_photograph_of_one_colour_differs_from_another():
     batch = torch.stack([preprocess(Image.new("RGB", (64, 64), c))[0] for c in ("red", "green")])
     features, _ = encoder(batch)
     assert (features[0] - features[1]).abs().mean() > 0.05
+
+
+def test_an_empty_file_of_weights_is_refused_by_name(tmp_path):
+    (tmp_path / "empty.pth").touch()
+    with pytest.raises(UserError, match=r"empty\.pth do not fit encoder 'resnet18': EOFError"):
+        Encoder("resnet18", str(tmp_path / "empty.pth"))
