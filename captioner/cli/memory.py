@@ -13,7 +13,7 @@ def keep_freed_memory() -> None:
     """Let glibc keep freed memory for the next tensors.
 
     By default every tensor of some size is fresh from the kernel, which fills it with zeros, and goes
-    back when it is freed: up to half of the time of encoding and training on a CPU.
+    back when it is freed: that can be more than half of the time of encoding on a CPU.
     """
     if not sys.platform.startswith("linux"):
         return
