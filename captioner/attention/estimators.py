@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from captioner.attention.selection import Sample, Selection, Soft, gather
+from captioner.attention.selection import Sample, Selection, Soft, chosen
 
 
 class MovingAverage(nn.Module):
@@ -70,13 +70,8 @@ class Replay:
     def __call__(self, scores: Tensor, values: Tensor, u: Tensor | None = None) -> Selection:
         selected = next(self.steps)[:, : scores.shape[1]]
         log_weights = scores.log_softmax(-1)
-        log_prob = log_weights.gather(-1, selected[..., None]).squeeze(-1)
-        return mix(
-            self.expected,
-            scores,
-            values,
-            Selection(gather(values, selected), log_weights.exp(), selected[..., None], log_prob),
-        )
+        drawn = chosen(log_weights, log_weights.exp(), values, selected)
+        return mix(self.expected, scores, values, drawn)
 
 
 def mix(expected: Tensor, scores: Tensor, values: Tensor, drawn: Selection) -> Selection:

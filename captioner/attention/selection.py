@@ -72,9 +72,7 @@ class Sample:
         weights = log_weights.exp()
         if u is None:
             u = torch.rand(scores.shape[:-1], device=scores.device)
-        selected = inverse_transform(weights.detach(), u)
-        log_prob = log_weights.gather(-1, selected[..., None]).squeeze(-1)
-        return Selection(gather(values, selected), weights, selected[..., None], log_prob)
+        return chosen(log_weights, weights, values, inverse_transform(weights.detach(), u))
 
 
 @dataclass(frozen=True)
@@ -101,6 +99,12 @@ def selection_rule(name: str) -> SelectionRule:
     if name not in RULES:
         raise UserError(f"unknown selection rule {name!r}: choose one of {', '.join(RULES)}")
     return RULES[name]()
+
+
+def chosen(log_weights: Tensor, weights: Tensor, values: Tensor, selected: Tensor) -> Selection:
+    """The selection of the regions `selected` (B, n), as if drawn from the weights (B, n, L)."""
+    log_prob = log_weights.gather(-1, selected[..., None]).squeeze(-1)
+    return Selection(gather(values, selected), weights, selected[..., None], log_prob)
 
 
 def inverse_transform(weights: Tensor, u: Tensor) -> Tensor:

@@ -157,3 +157,11 @@ def pad(captions: Sequence[Sequence[Sequence[int]]]) -> tuple[Tensor, Tensor]:
             words[i, j, 1 : len(indices) + 1] = torch.tensor(indices)
             lengths[i, j] = len(indices)
     return words, lengths
+
+
+def unpad(words: Tensor, lengths: Tensor) -> list[list[list[int]]]:
+    """Each photograph's captions (B, n, T + 1) without start token and padding, those not there left out."""
+    return [
+        [caption[1 : length + 1] for caption, length in zip(captions, row, strict=True) if length]
+        for captions, row in zip(words.tolist(), lengths.tolist(), strict=True)
+    ]

@@ -185,6 +185,7 @@ def refusing_stride(name: str, stride: int | None) -> Iterator[None]:
     """Say that a network cannot be dilated; with no stride asked for, an error is not the stride's."""
     try:
         yield
+    # One kind each: no such argument (vgg19), no dilated block (torchvision's resnet18), timm's own check.
     except (TypeError, NotImplementedError, AssertionError):
         if stride is None:
             raise

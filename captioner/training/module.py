@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 from captioner.attention.estimators import ExpectationMixing, MovingAverage, Replay
 from captioner.attention.selection import SelectionRule, Soft
 from captioner.captioner import Captioner
-from captioner.data.datamodule import Batch, CaptionDataModule, encode_captions
+from captioner.data.datamodule import Batch, CaptionDataModule, unpad
 from captioner.data.features import store_key
 from captioner.data.prepared import Prepared
 from captioner.decoding.beam import NEVER
@@ -182,9 +182,6 @@ class CaptioningModule(L.LightningModule):
 
     def on_fit_start(self) -> None:
         data: CaptionDataModule = self.trainer.datamodule  # type: ignore[attr-defined]
-        if self.settings.self_critical:
-            images, words = data.prepared.captions.split("train"), data.prepared.vocabulary
-            self.reward = CiderD(encode_captions(image.captions, words, data.longest) for image in images)
         if not data.photographs:
             data.prepared.features(store_key(self.captioner.encoder, self.captioner.preprocess))
         if self.settings.finetune_from is not None:
@@ -197,6 +194,10 @@ class CaptioningModule(L.LightningModule):
                 raise UserError("model.finetune_from works in one process: set trainer.devices to 1")
         if self.trainer.world_size > 1:  # or all processes would draw the same regions
             torch.manual_seed(torch.initial_seed() + self.trainer.global_rank)
+
+    def on_train_start(self) -> None:
+        if self.settings.self_critical:
+            self.reward = CiderD(self.trainer.train_dataloader.dataset.encoded)  # type: ignore[union-attr]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["steps"] = int(self.trainer.estimated_stepping_batches)
@@ -253,14 +254,6 @@ class CaptioningModule(L.LightningModule):
         steps = int(self.trainer.estimated_stepping_batches)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
-def unpad(words: Tensor, lengths: Tensor) -> list[list[list[int]]]:
-    """Each photograph's captions (B, n, T + 1) without start token and padding, those not there left out."""
-    return [
-        [caption[1 : length + 1] for caption, length in zip(captions, row, strict=True) if length]
-        for captions, row in zip(words.tolist(), lengths.tolist(), strict=True)
-    ]
 
 
 def drop_regions(features: Tensor, share: float) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeAlias
 
 Words: TypeAlias = Sequence[Hashable]
-Vector: TypeAlias = list[dict[tuple[Hashable, ...], float]]
+Vector: TypeAlias = list[tuple[dict[tuple[Hashable, ...], float], float]]
 
 ORDERS = (1, 2, 3, 4)
 SIGMA = 6.0
@@ -45,12 +45,12 @@ class CiderD:
         return scores
 
     def weigh(self, words: Words) -> Vector:
-        """tf-idf of the n-grams, by order, with the vector's norm left to `similarity`."""
-        vector: Vector = [{} for _ in ORDERS]
+        """tf-idf of the n-grams and its norm, by order."""
+        weights: list[dict[tuple[Hashable, ...], float]] = [{} for _ in ORDERS]
         for ngram, times in count(words).items():
             idf = self.log_images - math.log(max(1, self.frequency[ngram]))
-            vector[len(ngram) - 1][ngram] = times * idf
-        return vector
+            weights[len(ngram) - 1][ngram] = times * idf
+        return [(order, math.sqrt(sum(weight**2 for weight in order.values()))) for order in weights]
 
 
 def count(words: Words) -> Counter[tuple[Hashable, ...]]:
@@ -61,14 +61,10 @@ def count(words: Words) -> Counter[tuple[Hashable, ...]]:
 def similarity(candidate: Vector, reference: Vector) -> float:
     """Cosine with clipped counts, the mean over the orders."""
     total = 0.0
-    for mine, theirs in zip(candidate, reference, strict=True):
+    for (mine, norm), (theirs, their_norm) in zip(candidate, reference, strict=True):
         dot = sum(
             min(weight, theirs[ngram]) * theirs[ngram] for ngram, weight in mine.items() if ngram in theirs
         )
-        norms = norm(mine) * norm(theirs)
+        norms = norm * their_norm
         total += dot / norms if norms else dot
     return total / len(ORDERS)
-
-
-def norm(vector: dict[tuple[Hashable, ...], float]) -> float:
-    return math.sqrt(sum(weight**2 for weight in vector.values()))

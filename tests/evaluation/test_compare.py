@@ -82,3 +82,14 @@ def test_warnings_and_skips_say_where(captioner, prepared, no_java):
 def test_nothing_to_compare(captioner, prepared, nothing):
     with pytest.raises(UserError, match="nothing to compare"):
         compare(captioner, prepared, **nothing)
+
+
+def test_a_run_that_names_nothing_with_a_box_leaves_the_pointing_out(captioner, prepared, monkeypatch):
+    aims = iter([0.5, None, 0.25])
+    monkeypatch.setattr("captioner.evaluation.compare.pointing", lambda *_: next(aims))
+    found = compare(
+        captioner, prepared, "test", ["sample", "soft"], [1, 2], tokenizer="python", metrics=METRICS
+    )
+    sample, soft = found.rows
+    assert [run["pointing"] for run in sample.runs] == [0.5, None] and "pointing" not in sample.metrics
+    assert soft.metrics["pointing"] == Spread(0.25, 0.0)

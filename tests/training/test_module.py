@@ -8,7 +8,7 @@ import torch
 import torchvision
 
 from captioner.captioner import Captioner
-from captioner.data.datamodule import CaptionDataModule, encode_captions, pad
+from captioner.data.datamodule import CaptionDataModule, encode_captions, pad, unpad
 from captioner.data.images import Preprocess
 from captioner.data.prepared import prepare
 from captioner.data.shapes import write_shapes
@@ -17,7 +17,7 @@ from captioner.evaluation.generate import generate
 from captioner.model.encoder import Encoder
 from captioner.text.vocabulary import Vocabulary
 from captioner.training.callbacks import RandomState, SaveBest
-from captioner.training.module import CaptioningModule, drop_regions, unpad
+from captioner.training.module import CaptioningModule, drop_regions
 
 SMALL = {"feature_size": 8, "embedding_size": 8, "hidden_size": 8, "attention_size": 8}
 
