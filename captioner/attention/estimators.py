@@ -82,10 +82,10 @@ def mix(expected: Tensor, scores: Tensor, values: Tensor, drawn: Selection) -> S
     return Selection(context, drawn.weights, drawn.selected, log_prob)
 
 
-def score_function(log_prob: Tensor, reward: Tensor, baseline: Tensor) -> Tensor:
+def score_function(log_prob: Tensor, reward: Tensor, baseline: Tensor | float = 0.0) -> Tensor:
     """REINFORCE's surrogate (...): its gradient is (reward - baseline) grad log p(s | a).
 
-    log_prob (...) is the log-probability of a caption's selections, reward (...) its log p(y | s, a)
-    (Williams 1992; eq. 12 of the paper).
+    log_prob (...) is the log-probability of selections, reward (...) the log p(y | s, a) of the words that
+    they answer for (Williams 1992; eq. 12 of the paper).
     """
     return (reward - baseline).detach() * log_prob

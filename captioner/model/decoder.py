@@ -82,6 +82,13 @@ class Transcript:
         total = steps.new_zeros(batch * n, *steps.shape[1:])
         return total.index_add(0, self.caption, steps).unflatten(0, (batch, n))
 
+    def to_go(self, steps: Tensor) -> Tensor:
+        """Sum a quantity of the steps (M,) from each step to the end of its caption: (M,)."""
+        order = self.caption.argsort(stable=True)
+        passed = steps[order].cumsum(0)
+        ends = self.per_caption(steps).flatten().cumsum(0)[self.caption[order]]
+        return torch.empty_like(steps).index_copy(0, order, ends - passed + steps[order])
+
     def without(self, words: Sequence[int]) -> Transcript:
         """As if the model could not say these words: the others' probabilities sum to one."""
         index = torch.tensor(words, device=self.logits.device)

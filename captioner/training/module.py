@@ -23,7 +23,13 @@ from captioner.evaluation.metrics import score
 from captioner.model.decoder import Decoder
 from captioner.model.encoder import Encoder
 from captioner.model.regions import Regions
-from captioner.training.objectives import Loss, hard_objective, self_critical_objective, soft_objective
+from captioner.training.objectives import (
+    Loss,
+    hard_objective,
+    self_critical_objective,
+    soft_objective,
+    word_log_probs,
+)
 from captioner.training.reward import CiderD
 
 
@@ -40,6 +46,9 @@ class CaptioningModule(L.LightningModule):
         label_smoothing: of the words' cross-entropy.
         doubly_stochastic: lambda of the soft objective.
         lambda_r, lambda_e: weights of the hard objective's score-function and entropy terms.
+        baseline: what the score-function term compares a draw with: the moving `average` of the rewards of
+            whole captions, as in the paper, or, selection by selection, the words to come as read with
+            `soft` attention, which varies far less and costs another reading.
         expectation: probability, per photograph, that a draw is replaced by its expectation.
         gradient_norm: gradients are clipped to this norm.
         self_critical: captions that are drawn of each photograph and learnt from by their CIDEr-D (Rennie et
@@ -67,6 +76,7 @@ class CaptioningModule(L.LightningModule):
         doubly_stochastic: float = 1.0,
         lambda_r: float = 0.1,
         lambda_e: float = 0.002,
+        baseline: Literal["average", "soft"] = "average",
         expectation: float = 0.5,
         gradient_norm: float = 10.0,
         self_critical: int = 0,
@@ -143,9 +153,18 @@ class CaptioningModule(L.LightningModule):
             transcript = decoder(features, batch.words, batch.lengths, Soft())
             return soft_objective(transcript, settings.doubly_stochastic, smoothing)
         expected = self.coins(features)
+        soft = self.read_softly(features, batch) if settings.baseline == "soft" else None
         transcript = decoder(features, batch.words, batch.lengths, ExpectationMixing(expected))
         lambda_r, lambda_e = settings.lambda_r, settings.lambda_e
-        return hard_objective(transcript, self.baseline, ~expected, lambda_r, lambda_e, smoothing)
+        return hard_objective(transcript, self.baseline, ~expected, lambda_r, lambda_e, smoothing, soft)
+
+    @torch.no_grad()
+    def read_softly(self, features: Tensor, batch: Batch) -> Tensor:
+        """log p (M,) of the captions' words with soft attention, under the next reading's dropout."""
+        everywhere = torch.ones(len(features), dtype=torch.bool, device=features.device)
+        with torch.random.fork_rng([features.device] if features.is_cuda else []):
+            rule = ExpectationMixing(everywhere)  # unlike Soft it draws as the next reading will
+            return word_log_probs(self.captioner.decoder(features, batch.words, batch.lengths, rule))
 
     def coins(self, features: Tensor) -> Tensor:
         """Which photographs (B,) take the expectation in place of a draw."""

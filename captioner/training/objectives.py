@@ -39,10 +39,14 @@ def hard_objective(
     lambda_r: float,
     lambda_e: float,
     label_smoothing: float = 0.0,
+    soft: Tensor | None = None,
 ) -> Loss:
     """The negative of the objective whose gradient is, for each caption and its one draw s (eq. 13),
 
         grad log p(y|s,a) + lambda_r (log p(y|s,a) - b) grad log p(s|a) + lambda_e grad H[s].
+
+    With `soft` each selection has its own reward and baseline, of the words that it can change: its factor
+    is the sum over these of log p(y_t|s,a) - log p(y_t|soft attention,a).
 
     Args:
         transcript: made under the rule `ExpectationMixing`.
@@ -51,13 +55,19 @@ def hard_objective(
         lambda_r: weight of the score-function term.
         label_smoothing: of log p(y|s,a) in the first term; the reward is never smoothed.
         lambda_e: weight of the entropy.
+        soft: (M,) log p of the same words, read with soft attention under the same dropout.
     """
     assert transcript.log_prob is not None
     captions = present(transcript)
-    reward = transcript.per_caption(word_log_probs(transcript)).detach()
+    log_probs = word_log_probs(transcript).detach()
+    reward = transcript.per_caption(log_probs)
     drawn = captions & sampled[:, None]
     b = baseline(reward[drawn]) if drawn.any() else baseline.value
-    surrogate = score_function(transcript.per_caption(transcript.log_prob), reward, b)
+    if soft is None:
+        surrogate = score_function(transcript.per_caption(transcript.log_prob), reward, b)
+    else:
+        to_go = transcript.to_go(log_probs - soft)
+        surrogate = transcript.per_caption(score_function(transcript.log_prob, to_go))
     uncertainty = transcript.per_caption(entropy(transcript.scores))
     words = transcript.per_caption(word_loss(transcript, label_smoothing))
     total = (words - lambda_r * surrogate - lambda_e * uncertainty)[captions].mean()

@@ -70,6 +70,48 @@ def test_reinforce_is_unbiased(decoder, features, baseline):
     torch.testing.assert_close(estimated, expected, rtol=1e-8, atol=1e-12)
 
 
+def test_reward_to_go_against_the_soft_reading_is_unbiased_and_varies_less(decoder, features):
+    """Over all 27 paths: the mean of the hard objective's gradient, and its spread about the mean."""
+    torch.nn.init.normal_(decoder.scoring.v, std=2.0)  # selections matter
+    soft = word_log_probs(decoder(features, WORDS, LENGTHS, Soft())).detach()
+    drawn, average = torch.tensor([True]), MovingAverage()
+    exact, probabilities, gradients = 0.0, [], {None: [], soft: []}
+    for path in itertools.product(range(3), repeat=3):
+        transcript = decoder(features, WORDS, LENGTHS, Path(path))
+        log_prob = transcript.log_prob.sum()
+        exact = exact + log_prob.exp() * word_log_probs(transcript).sum()
+        probabilities.append(log_prob.exp().detach())
+        average.value.copy_(soft.sum())
+        average.started.fill_(True)
+        for baseline, found in gradients.items():
+            loss = hard_objective(transcript, average, drawn, 1.0, 0.0, soft=baseline)
+            found.append(-gradient(decoder, loss.total))
+    p = torch.stack(probabilities)[:, None]
+    expected = gradient(decoder, exact)
+    assert expected.norm() > 1e-3
+    means = {baseline: (p * torch.stack(found)).sum(0) for baseline, found in gradients.items()}
+    for mean in means.values():
+        torch.testing.assert_close(mean, expected, rtol=1e-6, atol=1e-8)
+    scored = [name for name, _ in decoder.named_parameters()].index("scoring.v")
+    first = sum(parameter.numel() for parameter in list(decoder.parameters())[:scored])
+    spread = {
+        baseline: (p * (torch.stack(found) - means[baseline]).square()).sum(0)[first : first + 5].sum()
+        for baseline, found in gradients.items()
+    }
+    assert 0 < spread[soft] < 0.8 * spread[None]
+
+
+def test_what_is_to_come_is_summed_caption_by_caption(decoder):
+    words = torch.tensor([[[1, 4, 5, 2], [1, 3, 2, 0]], [[1, 5, 2, 0], [1, 2, 0, 0]]])
+    transcript = decoder(torch.randn(2, 3, 4).double(), words, torch.tensor([[3, 2], [2, 1]]), Soft())
+    steps = torch.arange(1.0, 9.0)
+    to_go = transcript.to_go(steps)
+    for caption in range(4):
+        mine = transcript.caption == caption
+        expected = steps[mine].flip(0).cumsum(0).flip(0)
+        assert to_go[mine].tolist() == expected.tolist() and len(expected) == [3, 2, 2, 1][caption]
+
+
 def test_the_probabilities_of_all_paths_sum_to_one(decoder, features):
     total = 0.0
     for path in itertools.product(range(3), repeat=3):

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torchvision
 
+from captioner.attention.estimators import ExpectationMixing
 from captioner.captioner import Captioner
 from captioner.data.datamodule import CaptionDataModule, encode_captions, pad, unpad
 from captioner.data.images import Preprocess
@@ -18,6 +19,7 @@ from captioner.model.encoder import Encoder
 from captioner.text.vocabulary import Vocabulary
 from captioner.training.callbacks import RandomState, SaveBest
 from captioner.training.module import CaptioningModule, drop_regions
+from captioner.training.objectives import word_log_probs
 
 SMALL = {"feature_size": 8, "embedding_size": 8, "hidden_size": 8, "attention_size": 8}
 
@@ -138,6 +140,17 @@ def test_the_figures_of_hard_attention_are_logged(prepared, tmp_path):
         assert np.isfinite(float(first[f"train/{name}"]))
     assert 0 < float(first["train/entropy"]) <= np.log(49) + 1e-5
     assert float(rows[-1]["val/CIDEr"]) >= 0
+
+
+def test_the_soft_baseline_is_read_under_the_same_dropout(prepared):
+    module = CaptioningModule(str(prepared.root), "hard", **SMALL | {"dropout": 0.5})
+    batch = CaptionDataModule(str(prepared.root), batch_size=5).val_dataloader().dataset[[0, 1]]
+    soft = module.read_softly(batch.features, batch)
+    everywhere = ExpectationMixing(torch.tensor([True, True]))
+    again = module.captioner.decoder(batch.features, batch.words, batch.lengths, everywhere)
+    torch.testing.assert_close(word_log_probs(again), soft)
+    other = module.captioner.decoder(batch.features, batch.words, batch.lengths, everywhere)
+    assert not torch.allclose(word_log_probs(other), soft)
 
 
 def test_training_from_a_models_words(prepared, tmp_path):
