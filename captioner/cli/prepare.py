@@ -41,6 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=(8, 16, 32),
         help="pixels of the input per region, for a finer grid by dilation (the network's own)",
     )
+    add(
+        "--grid",
+        type=rows_and_columns,
+        metavar="ROWSxCOLS",
+        help="a coarser grid, whose regions are means of the network's cells (the network's own)",
+    )
     add("--size", type=rows_and_columns, metavar="ROWSxCOLS", help="the encoder's input (224x224)")
     add(
         "--resize",
@@ -110,7 +116,7 @@ def build_encoder(args: argparse.Namespace) -> tuple[Encoder, Preprocess]:
         name, size = "patches", (SIDE, SIDE)
     else:
         name, size = "efficientnet_lite0", (224, 224)
-    encoder = Encoder(args.encoder or name, args.weights or "default", args.layer, args.stride)
+    encoder = Encoder(args.encoder or name, args.weights or "default", args.layer, args.stride, args.grid)
     mean, std = pixel_scale(encoder.name)
     return encoder, Preprocess(args.size or size, args.resize, mean, std)
 

@@ -34,12 +34,9 @@ DONE = 1
 
 def store_key(encoder: Encoder, preprocess: Preprocess) -> dict[str, Any]:
     """What the features depend on; a store with another key is stale."""
-    return {
-        "encoder": encoder.name,
-        "layer": encoder.layer,
-        "stride": encoder.stride,
-        "weights": encoder.fingerprint(),
-        "preprocess": preprocess.to_dict(),
+    key = encoder.to_dict() | {"weights": encoder.fingerprint(), "preprocess": preprocess.to_dict()}
+    return {"encoder": key.pop("name")} | {
+        name: value for name, value in key.items() if name != "grid" or value
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ class Encoder(nn.Module):
             map, or for `vgg19` the paper's (`features.35`, 14 x 14 x 512).
         stride: pixels of the input per region, 8 or 16 for a finer grid by dilation; None is the
             network's own, mostly 32.
+        grid: rows and columns of a coarser grid, whose regions are means of the network's cells; None is
+            the network's own.
 
     Raises:
         UserError: unknown name or layer, weights that do not fit or cannot be fetched.
@@ -45,9 +47,11 @@ class Encoder(nn.Module):
         weights: str | None = "default",
         layer: str | int | None = None,
         stride: int | None = None,
+        grid: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         self.name, self.weights, self.layer, self.stride = name, weights, layer, stride
+        self.grid = None if grid is None else (grid[0], grid[1])
         network = build_network(name, weights, layer, stride)
         self.network = network.to(memory_format=torch.channels_last)
         self.freeze()
@@ -64,6 +68,14 @@ class Encoder(nn.Module):
                 f"encoder {self.name!r} gives {tuple(maps.shape)}, not a grid of regions; choose a CNN"
             )
         rows, cols = maps.shape[2:]
+        if self.grid is not None:
+            if not (0 < self.grid[0] <= rows and 0 < self.grid[1] <= cols):
+                raise UserError(
+                    f"a grid of {self.grid[0]} x {self.grid[1]} regions cannot be made of the "
+                    f"{rows} x {cols} cells of encoder {self.name!r}: choose a coarser one"
+                )
+            maps = nn.functional.adaptive_avg_pool2d(maps, self.grid)
+            rows, cols = self.grid
         return maps.flatten(2).transpose(1, 2), (int(rows), int(cols))
 
     @property
@@ -112,6 +124,7 @@ class Encoder(nn.Module):
             "weights": self.weights,
             "layer": self.layer,
             "stride": self.stride,
+            "grid": None if self.grid is None else list(self.grid),
         }
 
 
