@@ -121,7 +121,7 @@ def read_captions(path: str | Path, split: str | None = None) -> CaptionSet:
 
 def is_coco(content: Any) -> bool:
     """Images and annotations that are captions (those of an instances file are not)."""
-    return "images" in content and "caption" in first(content, "annotations")
+    return "caption" in first(content, "annotations") and "images" in content
 
 
 def is_karpathy(content: Any) -> bool:

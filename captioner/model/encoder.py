@@ -47,10 +47,10 @@ class Encoder(nn.Module):
         stride: int | None = None,
     ) -> None:
         super().__init__()
+        network = build_network(name, weights, layer, stride)
         if weights not in (None, "default"):
             weights = str(Path(weights).resolve())  # it is kept, and used from other working folders
         self.name, self.weights, self.layer, self.stride = name, weights, layer, stride
-        network = build_network(name, weights, layer, stride)
         self.network = network.to(memory_format=torch.channels_last)
         self.freeze()
 
