@@ -18,21 +18,21 @@ def replacing(path: str | Path) -> Iterator[Path]:
     Where `path` is a link, what it points to is replaced. A pipe or a device is written to as it is.
     """
     path = Path(path)
-    if path.exists() and not path.is_file():
-        yield path
-        return
+    in_place = path.exists() and not path.is_file()
     place = Path(os.path.realpath(path))
     # The end of the name keeps its suffix, for writers that go by it; 50 letters always fit a file system.
-    partial = place.with_name(f".{secrets.token_hex(4)}.{place.name[-50:]}")
+    partial = path if in_place else place.with_name(f".{secrets.token_hex(4)}.{place.name[-50:]}")
     try:
         yield partial
-        partial.replace(place)
+        if not in_place:
+            partial.replace(place)
     except OSError as error:
         if error.filename in (None, str(partial)):  # a full disk gives no name
             error.filename = str(path)
         raise
     finally:
-        partial.unlink(missing_ok=True)
+        if not in_place:
+            partial.unlink(missing_ok=True)
 
 
 def read_json(path: str | Path) -> Any:

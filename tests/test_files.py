@@ -47,6 +47,10 @@ def test_a_pipe_is_written_into_and_stays(tmp_path):
         assert os.read(reader, 100) == b"[1]\n"
     finally:
         os.close(reader)
+    with pytest.raises(OSError) as full, replacing(pipe) as file:
+        assert file == pipe
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert full.value.filename == str(pipe)
     assert pipe.is_fifo()
 
 

@@ -177,7 +177,7 @@ GOOD = {"id": 1, "file_name": "a.jpg"}
     [
         ([], "holds no captions"),
         ({}, "holds no captions"),
-        (5, "wrong type"),
+        (5, "holds no captions"),
         ({"images": [GOOD]}, "holds no captions"),
         ({"images": [GOOD], "annotations": [{"image_id": 1, "bbox": [0, 0, 1, 1]}]}, "no captions"),
         ({"images": [GOOD], "annotations": [{"caption": "A dog."}]}, "image_id"),
