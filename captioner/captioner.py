@@ -9,7 +9,6 @@ Encode the photographs once, then ask for captions as often as you like:
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from captioner.data import images
 from captioner.data.images import Preprocess
 from captioner.decoding.beam import Hypothesis, beam_search
 from captioner.errors import UserError
-from captioner.files import replacing, write_json
+from captioner.files import read_json, replacing, write_json
 from captioner.model.decoder import Decoder
 from captioner.model.encoder import Encoder
 from captioner.model.regions import Regions
@@ -227,7 +226,7 @@ class Captioner(nn.Module):
         """
         folder = find_model(model)
         try:
-            config = dict(json.loads((folder / CONFIG).read_text()))
+            config = dict(read_json(folder / CONFIG))
             tensors = load_file(folder / WEIGHTS)
         except (OSError, ValueError, TypeError, SafetensorError) as error:
             raise UserError(f"the model {folder} cannot be read ({error}): copy it again") from None
@@ -300,6 +299,12 @@ def find_model(model: str | Path) -> Path:
         f"no model {str(model)!r}: give a folder that `captioner fit` wrote, or one of "
         f"{', '.join(embedded_models()) or 'the embedded models'}"
     )
+
+
+def model_files(model: str | Path) -> list[Path]:
+    """The files of a model, by its name or folder."""
+    folder = find_model(model)
+    return [folder / name for name in (CONFIG, VOCABULARY, WEIGHTS)]
 
 
 def embedded_models() -> list[str]:

@@ -1,4 +1,4 @@
-"""The one exception that is the user's to mend."""
+"""The one exception that is the user's to mend, and text that is safe to show."""
 
 
 class UserError(ValueError):
@@ -6,3 +6,8 @@ class UserError(ValueError):
 
     The command line prints the message without a traceback and exits with 2.
     """
+
+
+def printable(text: object) -> str:
+    """Text in one line without the control characters that a file's name may hold for a terminal."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(text))

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from importlib import import_module
 from io import TextIOWrapper
@@ -17,10 +19,14 @@ from typing import NoReturn
 
 from captioner import __version__
 from captioner.cli.memory import keep_freed_memory
-from captioner.errors import UserError
+from captioner.errors import UserError, printable
 
 COMMANDS = ("caption", "prepare", "fit", "evaluate", "compare")
-USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # the last two as a shell gives them
+USER_ERROR, INTERRUPTED, BROKEN_PIPE, TERMINATED = 2, 130, 141, 143  # all but the first as a shell gives them
+
+
+class Terminated(SystemExit):
+    """SIGTERM came: what was half written is cleared away on the way out, as after an interrupt."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,6 +38,8 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit code: 0 done, 1 done in part, 2 a mistake that the user can mend."""
+    open_closed_streams()
+    unwind_on_sigterm()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # any file name can be printed anywhere
@@ -44,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("captioner: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except Terminated:
+        print("captioner: terminated", file=sys.stderr)
+        return TERMINATED
     except BrokenPipeError:
         # The reader has gone, as in `captioner ... | head`: nothing can be said there, nor at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -56,8 +67,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def complain(message: str) -> int:
-    print("captioner: error:", " ".join(message.split()), file=sys.stderr)
+    print("captioner: error:", printable(" ".join(message.split())), file=sys.stderr)
     return USER_ERROR
+
+
+def open_closed_streams() -> None:
+    """Give a program that was started with `>&-` somewhere to print to.
+
+    Left closed, the number of standard output would go to the next file that is opened.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (it lives as long as the program)
+
+
+def unwind_on_sigterm() -> None:
+    """Without this, SIGTERM would leave temporary files behind."""
+
+    def terminate(number: int, frame: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not break off the clearing away
+        raise Terminated(TERMINATED)
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, terminate)
 
 
 def dispatch(argv: list[str]) -> int:
@@ -76,11 +109,19 @@ def dispatch(argv: list[str]) -> int:
         raise UserError(f"unknown command {command!r}: choose one of {', '.join(COMMANDS)}")
     keep_freed_memory()
     module = import_module(f"captioner.cli.{command}")
+    refuse_empty(command, rest)
     if not hasattr(module, "add_arguments"):
         return module.run(rest)
     parser = Parser(prog=f"captioner {command}", description=module.__doc__, allow_abbrev=False)
     module.add_arguments(parser)
     return module.run(parser.parse_args(rest))
+
+
+def refuse_empty(command: str, arguments: Sequence[str]) -> None:
+    """An empty path would mean the current folder: more likely a variable of the shell is not set."""
+    for before, argument in zip((command, *arguments), arguments, strict=False):
+        if argument == "" or (argument.startswith("--") and argument.endswith("=")):
+            raise UserError(f"there is nothing after {argument.rstrip('=') or before}: give it a value")
 
 
 def overview() -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
+import stat
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
-from captioner.errors import UserError
+from captioner.errors import UserError, printable
 
 
 def add_on_bad_image(parser: argparse.ArgumentParser) -> None:
@@ -38,11 +41,40 @@ def check_writable(option: str, path: Path) -> None:
     """A file that is there or can be made."""
     if path.is_dir() or not path.parent.is_dir():
         raise UserError(f"{option} {path} cannot be written: give a file in a folder that exists")
+    if path.is_file() and is_standard_output(path):
+        raise UserError(f"{option} {path} is where standard output goes: give another file, or {option} -")
+
+
+def is_standard_output(path: Path) -> bool:
+    """Whether the shell sent standard output to this file, which would be lost when it is replaced."""
+    try:
+        output = os.fstat(sys.stdout.fileno())
+    except (OSError, ValueError):  # not a file of the system's
+        return False
+    return stat.S_ISREG(output.st_mode) and os.path.samestat(output, path.stat())
+
+
+def check_spares(option: str, path: str | Path | None, inputs: Iterable[str | Path]) -> None:
+    """What is written must not replace what is read."""
+    if path is None or path == "-":
+        return
+    place = Path(path).resolve()
+    if any(Path(source).resolve() == place for source in inputs):
+        raise UserError(f"{option} {path} would replace a file that is read: give another file")
+
+
+def show(line: str) -> None:
+    """Print a line of the result at once."""
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        error.filename = error.filename or "standard output"
+        raise
 
 
 def note(message: str) -> None:
     """Something to know beside the result."""
-    print("captioner:", message, file=sys.stderr)
+    print("captioner:", printable(message), file=sys.stderr)
 
 
 def report_bad(bad: dict[str, str], policy: str, total: int) -> int:
@@ -50,5 +82,5 @@ def report_bad(bad: dict[str, str], policy: str, total: int) -> int:
     if not bad or policy != "report":
         return 0
     note(f"{len(bad)} of {total} photographs could not be read:")
-    print(*bad.values(), sep="\n", file=sys.stderr)
+    print(*map(printable, bad.values()), sep="\n", file=sys.stderr)
     return 1

@@ -11,8 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from captioner.cli.arguments import add_on_bad_image, check_at_least, check_json, note, report_bad
-from captioner.errors import UserError
+from captioner.cli.arguments import (
+    add_on_bad_image,
+    check_at_least,
+    check_json,
+    check_spares,
+    note,
+    report_bad,
+    show,
+)
+from captioner.errors import UserError, printable
 from captioner.files import replacing
 
 if TYPE_CHECKING:
@@ -60,30 +68,34 @@ def run(args: argparse.Namespace) -> int:
 
     import captioner
     from captioner.attention.selection import selection_rule
+    from captioner.captioner import model_files
     from captioner.data.images import find_images
 
     if args.selection is not None:
         selection_rule(args.selection)
     photos = find_images(args.photos)
     overlays = overlay_paths(photos, args.overlay) if args.overlay else None
+    check_spares("--json", args.json, [*photos, *args.photos, *model_files(args.model), *(overlays or [])])
     model = captioner.load(args.model)
     bad: dict[str, str] = {}
-    texts: list[str] = []
-    unfinished = 0
+    texts: dict[Path, str] = {}
+    done, unfinished = 0, 0
     with json_lines(args.json) as lines:
         for i, caption in captions_of(model, photos, args, bad):
             if overlays is not None:
                 caption.save_overlay(overlays[i])
+            line = json.dumps(caption.to_dict())
             if lines is not None:
-                lines.write(json.dumps(caption.to_dict()) + "\n")
-            if lines is not sys.stdout:
-                print(f"{photos[i]}: {caption.text}")
-            sys.stdout.flush()
-            texts.append(caption.text)
+                lines.write(line + "\n")
+            show(line if args.json == "-" else printable(f"{photos[i]}: {caption.text}"))
+            texts[photos[i].resolve()] = caption.text
+            done += 1
             unfinished += not caption.finished
+        if not texts and args.on_bad_image == "skip":
+            raise UserError("not one of the photographs could be read: nothing was captioned")
     if unfinished:
-        note(f"{unfinished} of {len(texts)} captions were cut off at {args.max_length} words")
-    if len(texts) > 2 and len(set(texts)) == 1:
+        note(f"{unfinished} of {done} captions were cut off at {args.max_length} words")
+    if len(texts) > 2 and len(set(texts.values())) == 1:
         note(f"all {len(texts)} photographs got the same caption: is {args.model} a trained model?")
     return report_bad(bad, args.on_bad_image, len(photos))
 
@@ -162,14 +174,9 @@ def overlay_paths(photos: Sequence[Path], folder: Path) -> list[Path]:
 
 @contextmanager
 def json_lines(target: str | None) -> Iterator[TextIO | None]:
-    """Where JSON lines go: nowhere, standard output, or a file that appears when it is complete."""
+    """The file for JSON lines, if one was asked for; it appears when it is complete."""
     if target is None or target == "-":
-        yield None if target is None else sys.stdout
+        yield None
         return
-    path = Path(target)
-    if path.exists() and not path.is_file():  # a pipe or a device
-        with path.open("w") as file:
-            yield file
-        return
-    with replacing(path) as partial, partial.open("w") as file:
+    with replacing(target) as partial, partial.open("w") as file:
         yield file

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from captioner.cli.arguments import check_at_least, check_json
+from captioner.cli.arguments import check_at_least, check_json, check_spares
 from captioner.cli.evaluate import add_common_arguments, report, usable_tokenizer
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
     import captioner
     from captioner.attention.selection import selection_rule
+    from captioner.captioner import model_files
     from captioner.data.prepared import Prepared
     from captioner.evaluation.compare import compare
     from captioner.evaluation.generate import split_images
@@ -51,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
         selection_rule(name)
     prepared = Prepared.open(args.data)
     images = split_images(prepared, args.split, args.limit)
+    check_spares("--json", args.json, [*prepared.files(), *model_files(args.model)])
     model = captioner.load(args.model)
     settings = {
         "model": args.model,

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from captioner.cli.arguments import check_at_least, check_json, check_writable, note
-from captioner.errors import UserError
+from captioner.cli.arguments import check_at_least, check_json, check_spares, check_writable, note
+from captioner.errors import UserError, printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from captioner.evaluation.metrics import Scores
@@ -74,6 +73,8 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     check_at_least(args, beam_size=1, max_length=1, batch_size=1)
     check_json(args.json)
+    if args.captions == Path("-"):
+        raise UserError("--captions - is no file, and standard output has the scores: give a file")
     captions_file = args.captions or default_captions_file(args.json, args.split)
     check_writable("--captions", captions_file)
     if args.json is not None and captions_file == Path(args.json):
@@ -82,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
     import captioner
     from captioner.attention.selection import selection_rule
+    from captioner.captioner import model_files
     from captioner.data.prepared import Prepared
     from captioner.evaluation.generate import generate, references, save_captions, split_images
     from captioner.evaluation.metrics import score
@@ -90,6 +92,9 @@ def run(args: argparse.Namespace) -> int:
         selection_rule(args.selection)
     prepared = Prepared.open(args.data)
     images = split_images(prepared, args.split)
+    inputs = [*prepared.files(), *model_files(args.model)]
+    check_spares("--json", args.json, inputs)
+    check_spares("--captions", captions_file, inputs)
     model = captioner.load(args.model)
     settings = {
         "model": args.model,
@@ -141,21 +146,20 @@ def table(scores: Scores) -> Table:
 
 def report(target: str | None, result: Mapping[str, Any], title: str, shown: Table) -> None:
     """Print the table and what qualifies it; write the JSON where it was asked for."""
-    from rich.console import Console
-
+    from captioner.cli.console import Console
     from captioner.files import write_json
 
     if target == "-":
         print(json.dumps(result, indent=2, allow_nan=False))
     elif target is not None:
         write_json(result, Path(target))
-    console: Console = Console(stderr=target == "-", markup=False, highlight=False)
-    console.print(title, soft_wrap=True)
+    console = Console(stderr=target == "-", markup=False, highlight=False)
+    console.print(printable(title), soft_wrap=True)
     console.print(shown)
     for name, why in result["skipped"].items():
-        console.print(f"{name} was skipped: {why}", soft_wrap=True)
+        console.print(printable(f"{name} was skipped: {why}"), soft_wrap=True)
     for warning in result["warnings"]:
-        console.print(f"warning: {warning}", soft_wrap=True)
+        console.print(printable(f"warning: {warning}"), soft_wrap=True)
 
 
 def usable_tokenizer(asked: Literal["ptb", "python"]) -> Literal["ptb", "python"]:

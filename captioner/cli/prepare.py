@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from captioner.cli.arguments import add_on_bad_image, check_at_least, note, report_bad
-from captioner.errors import UserError
+from captioner.errors import UserError, printable
 
 if TYPE_CHECKING:
     from captioner.data.captions import CaptionSet
@@ -76,8 +76,12 @@ def run(args: argparse.Namespace) -> int:
 
     encoder, preprocess = build_encoder(args)
     captions, images = read_source(args)
-    if absent := [split for split in ("train", "val") if split not in captions.splits()]:
-        note(f"{args.source} has no {' and no '.join(absent)} split, which `captioner fit` needs")
+    splits = captions.splits()
+    if absent := [split for split in ("train", "val") if split not in splits]:
+        note(
+            f"{args.source} has no {' and no '.join(absent)} split, which `captioner fit` needs: "
+            f"its splits are {', '.join(splits)}"
+        )
     prepared = prepare(
         captions,
         images,
@@ -96,11 +100,18 @@ def run(args: argparse.Namespace) -> int:
 def read_source(args: argparse.Namespace) -> tuple[CaptionSet, Path]:
     """The captions and the folder of the photographs; shapes are drawn into the output folder."""
     if args.source == "shapes":
+        from captioner.data.prepared import unprepare
         from captioner.data.shapes import write_shapes
 
+        if args.images is not None:
+            raise UserError("--images does not go with shapes, which are drawn anew: leave it out")
+        unprepare(args.out)
         return write_shapes(args.out, seed=args.seed), args.out / "images"
     from captioner.data.captions import read_captions
+    from captioner.data.prepared import parts
 
+    if Path(args.source).resolve() in [part.resolve() for part in parts(args.out)]:
+        raise UserError(f"{args.source} would be replaced by what is written: choose another --out")
     if args.images is None:
         raise UserError("--images is missing: give the folder that the captions' file names are relative to")
     return read_captions(args.source), args.images
@@ -141,19 +152,19 @@ def pixel_scale(encoder: str) -> tuple[Colour, Colour]:
 
 def print_summary(prepared: Prepared) -> None:
     """What is in the prepared folder, a split a row, and what was left out of it."""
-    from rich.console import Console
     from rich.table import Table
 
+    from captioner.cli.console import Console
     from captioner.text.tokenizer import tokenize
 
-    table = Table("split", title=str(prepared.root), title_justify="left")
+    table = Table("split", title=printable(prepared.root), title_justify="left")
     for column in ("images", "captions", "words", "known words"):
         table.add_column(column, justify="right")
     for split in prepared.captions.splits():
         images = prepared.captions.split(split)
         sentences = [tokenize(text) for image in images for text in image.captions]
         table.add_row(
-            split,
+            printable(split),
             str(len(images)),
             str(len(sentences)),
             str(sum(map(len, sentences))),
@@ -166,4 +177,4 @@ def print_summary(prepared: Prepared) -> None:
     console.print(f"vocabulary  {len(prepared.vocabulary)} words")
     console.print(f"features    {rows} x {cols} regions of {features.size}, {prepared.encoder['name']}")
     for reason, number in prepared.captions.dropped.items():
-        console.print(f"left out    {number} {reason}")
+        console.print(printable(f"left out    {number} {reason}"))

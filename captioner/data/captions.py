@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import UserError
-from captioner.files import write_json
+from captioner.files import read_json, write_json
 
 EMPTY = "empty captions"
 ORPHANS = "captions of unknown images"
@@ -63,7 +62,9 @@ class CaptionSet:
         chosen = [image for image in self.images if merged(image.split) == merged(name)]
         if not chosen:
             sizes = ", ".join(f"{split} ({size})" for split, size in self.splits().items())
-            raise UserError(f"the captions have no split {name!r}: choose from {sizes or 'none'}")
+            meant = [f"did you mean {s!r}, of " for s in self.splits() if s.casefold() == name.casefold()]
+            advice = f"{meant[0]}{sizes}?" if meant else f"choose from {sizes or 'none'}"
+            raise UserError(f"the captions have no split {name!r}: {advice}")
         return chosen
 
     def save(self, path: str | Path) -> None:
@@ -94,7 +95,7 @@ def read_captions(path: str | Path, split: str | None = None) -> CaptionSet:
         UserError: the file cannot be read, or is of another layout, or holds no captions.
     """
     path = Path(path)
-    content = read_json(path)
+    content = content_of(path)
     dropped: Counter[str] = Counter()
     try:
         if is_karpathy(content):
@@ -120,7 +121,7 @@ def read_captions(path: str | Path, split: str | None = None) -> CaptionSet:
 
 def is_coco(content: Any) -> bool:
     """Images and annotations that are captions (those of an instances file are not)."""
-    return "images" in content and "caption" in first(content, "annotations")
+    return "caption" in first(content, "annotations") and "images" in content
 
 
 def is_karpathy(content: Any) -> bool:
@@ -169,6 +170,10 @@ def clean(
     for image in images:
         if not isinstance(image.file_name, str):
             raise TypeError(f"file name {image.file_name!r} is not text")
+        if not isinstance(image.split, str):
+            raise TypeError(f"split {image.split!r} of {image.file_name} is not text")
+        if not isinstance(image.id, int | str):
+            raise TypeError(f"id {image.id!r} of {image.file_name} is neither a whole number nor text")
         captions = tuple(text for text in map(one_line, image.captions) if has_words(text))
         dropped[EMPTY] += len(image.captions) - len(captions)
         dropped[BARE] += not captions
@@ -177,9 +182,9 @@ def clean(
             yield replace(image, captions=captions, split=named)
 
 
-def read_json(path: Path) -> Any:
+def content_of(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
+        return read_json(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): check the path") from error
     except ValueError as error:

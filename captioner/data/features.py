@@ -8,10 +8,10 @@ a store that can be opened is whole; a writer that was killed goes on where it s
 from __future__ import annotations
 
 import hashlib
-import json
+import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 from captioner.data import images
 from captioner.data.images import Preprocess
 from captioner.errors import UserError
-from captioner.files import write_json
+from captioner.files import read_json, write_json
 from captioner.model.encoder import Encoder
 
 OnBadImage = Literal["raise", "skip", "report"]
@@ -102,7 +102,8 @@ def write_features(
     """Encode the photographs `folder / name` into a store, going on where an earlier run stopped.
 
     Raises:
-        UserError: a photograph cannot be read and `on_bad_image` is `raise`, or the disk is full.
+        UserError: a photograph cannot be read and `on_bad_image` is `raise`, or none can be, or the disk
+            is full.
     """
     root = Path(root)
     grid, size = encoder.measure(preprocess.size)
@@ -143,6 +144,12 @@ def write_features(
                 features.flush()
                 progress[rows] = DONE
             advance(len(rows) + len(errors))
+    if not progress.any():
+        del features, progress
+        discard(partial)
+        raise UserError(
+            f"not one of {len(names)} photographs can be read; the first: {next(iter(bad.values()))}"
+        )
     index["bad"] = bad
     write_json(index, partial / INDEX, indent=None)
     del features, progress
@@ -203,7 +210,7 @@ def collate(
 
 def read_index(root: Path) -> dict[str, Any]:
     try:
-        index = json.loads((root / INDEX).read_text())
+        index = read_json(root / INDEX)
         if not {"key", "grid", "size", "names", "bad"} <= set(index):
             raise ValueError("something is missing")
         return index
@@ -229,25 +236,64 @@ def open_rows(root: Path, shape: tuple[int, int, int], mode: Literal["r", "r+"])
 def open_partial(root: Path, index: dict[str, Any]) -> Path:
     """The unfinished store beside `root`: an earlier one of the same content, or a new empty one."""
     partial = root.with_name(root.name + ".partial")
-    plan = partial / PLAN
-    if plan.is_file() and json.loads(plan.read_text()) == index:
-        return partial
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     rows, (height, width) = len(index["names"]), index["grid"]
     needed = 2 * rows * height * width * index["size"]
-    free = shutil.disk_usage(partial).free
+    lengths = {ROWS: needed, PROGRESS: rows}
+    if partial.exists():
+        if goes_on(partial, index, lengths):
+            return partial
+        remove_unfinished(partial)
+    exists = next(folder for folder in root.parents if folder.exists())
+    free = shutil.disk_usage(exists).free
     if needed > free:
-        shutil.rmtree(partial)
         raise UserError(
-            f"{root.parent} has {free / 1e9:.1f} GB free, the features need {needed / 1e9:.1f} GB: "
+            f"{root.parent} has {amount(free)} free, the features need {amount(needed)}: "
             "choose another folder or free some space"
         )
-    for name, length in ((ROWS, needed), (PROGRESS, rows)):
-        with open(partial / name, "wb") as file:
-            file.truncate(length)
-    write_json(index, plan, indent=None)
+    partial.mkdir(parents=True)
+    try:
+        write_json(index, partial / PLAN, indent=None)
+        for name, length in lengths.items():
+            with open(partial / name, "wb") as file:
+                # Taken now: a disk that is full later would end the writing through the map by a signal.
+                os.posix_fallocate(file.fileno(), 0, length)
+    except OSError as error:
+        discard(partial)
+        error.filename = error.filename or str(root)
+        raise
     return partial
+
+
+def discard(partial: Path) -> None:
+    """Remove an unfinished store that nobody can go on from, and its folder if that was made for it."""
+    shutil.rmtree(partial)
+    with suppress(OSError):
+        partial.parent.rmdir()
+
+
+def goes_on(partial: Path, index: dict[str, Any], lengths: dict[str, int]) -> bool:
+    """Whether an unfinished store is of the same content, and has all its files."""
+    files = {name: partial / name for name in lengths}
+    if not all(file.is_file() and file.stat().st_size == lengths[name] for name, file in files.items()):
+        return False
+    try:
+        return read_json(partial / PLAN) == index
+    except (OSError, ValueError):  # cut off, or not there
+        return False
+
+
+def remove_unfinished(partial: Path) -> None:
+    """Remove an unfinished store; anything else of that name is somebody's own."""
+    if not partial.is_dir() or (any(partial.iterdir()) and not (partial / PLAN).is_file()):
+        raise UserError(
+            f"{partial} is not an unfinished feature store and would be replaced: "
+            "move it, or choose another --out"
+        )
+    shutil.rmtree(partial)
+
+
+def amount(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
 def stale(root: Path, found: dict[str, Any], wanted: dict[str, Any]) -> UserError:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
+import re
 import struct
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias, get_args
 
@@ -16,7 +19,7 @@ import torch
 from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 
-from captioner.errors import UserError
+from captioner.errors import UserError, printable
 from captioner.geometry import Box, Geometry
 
 Resize: TypeAlias = Literal["squash", "crop", "pad"]
@@ -26,6 +29,12 @@ SUFFIXES = {
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".avif", ".jp2"),
 }
+# Pillow decodes these itself. Of the others it hands some to outside programs, such as EPS to Ghostscript.
+RASTER = (
+    *("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO", "CUR"),
+    *("ICNS", "TGA", "PCX", "DCX", "PSD", "DDS", "SGI", "SUN", "QOI", "XBM", "XPM", "MSP", "FLI", "PCD"),
+)
+LARGEST_INPUT = 4096  # pixels of a side of the encoder's input
 # What Pillow's decoders raise for a damaged file.
 DAMAGED = (
     OSError,
@@ -70,7 +79,9 @@ def read(source: Source, max_pixels: int = 100_000_000) -> Image.Image:
             warnings.filterwarnings("ignore", module=r"PIL\.")
             if isinstance(source, Image.Image):
                 return upright_rgb(source, name, max_pixels)
-            with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as picture:
+            refuse_address(source)
+            file = io.BytesIO(source) if isinstance(source, bytes) else source
+            with Image.open(file, formats=raster_formats()) as picture:
                 return upright_rgb(picture, name, max_pixels)
     except UserError:
         raise
@@ -82,6 +93,8 @@ def read(source: Source, max_pixels: int = 100_000_000) -> Image.Image:
         limit = min(max_pixels, 2 * (Image.MAX_IMAGE_PIXELS or max_pixels))
         raise UserError(f"{name} has more than {limit:,} pixels: make it smaller") from None
     except UnidentifiedImageError:
+        if is_empty(source):
+            raise UserError(f"{name} is empty: give a file with a picture in it") from None
         raise UserError(
             f"{name} is not a picture in a format that can be read, whatever its name says: "
             "convert it to JPEG or PNG"
@@ -89,6 +102,27 @@ def read(source: Source, max_pixels: int = 100_000_000) -> Image.Image:
     except DAMAGED as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise UserError(f"{name} cannot be read ({reason}): is the file whole, and yours to read?") from None
+
+
+@cache
+def raster_formats() -> list[str]:
+    """Those of `RASTER` that this Pillow knows."""
+    Image.init()
+    return [name for name in RASTER if name in Image.OPEN]
+
+
+def refuse_address(source: object) -> None:
+    """Before a path is made of it, which has one slash less."""
+    if isinstance(source, str) and re.match(r"[a-z][a-z0-9+.-]+://", source, re.IGNORECASE):
+        raise UserError(
+            f"{printable(source)} is an address, which is not downloaded: fetch it and name the file"
+        )
+
+
+def is_empty(source: Source) -> bool:
+    if isinstance(source, str | Path):
+        return Path(source).stat().st_size == 0
+    return isinstance(source, bytes) and not source
 
 
 def describe(source: Source) -> str:
@@ -99,7 +133,7 @@ def describe(source: Source) -> str:
         name = str(source)
     else:
         name = str(getattr(source, "filename", None) or getattr(source, "name", None) or "the picture")
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in name)
+    return printable(name)
 
 
 def upright_rgb(picture: Image.Image, name: str, max_pixels: int) -> Image.Image:
@@ -171,9 +205,16 @@ def find_images(paths: Iterable[str | Path]) -> list[Path]:
     Paths in a list are relative to the list's own folder; `read` tells which of them are missing.
 
     Raises:
-        UserError: a path that is not there, or no picture in a folder or list.
+        UserError: a path that is not there or may not be read, or no picture in a folder or list.
     """
-    found = [image for path in paths for image in images_at(Path(path))]
+    found: list[Path] = []
+    for path in paths:
+        refuse_address(path)
+        try:
+            found += images_at(Path(path))
+        except OSError as error:
+            where = describe(error.filename or str(path))
+            raise UserError(f"{where} cannot be read ({error.strerror}): is it yours to read?") from None
     if not found:
         raise UserError("no pictures given: name files, folders, or a .txt list of paths")
     return found
@@ -181,16 +222,26 @@ def find_images(paths: Iterable[str | Path]) -> list[Path]:
 
 def images_at(path: Path) -> Iterator[Path]:
     if path.is_dir():
-        inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+        inside = [p for p in files_under(path) if p.suffix.lower() in SUFFIXES and p.is_file()]
         if not inside:
             raise UserError(f"no pictures in the folder {describe(path)}: give one with JPEG or PNG files")
-        yield from inside
+        yield from sorted(inside)
     elif not path.exists():
         raise UserError(f"no picture at {describe(path)}: check the path")
     elif path.suffix.lower() == ".txt":
         yield from listed(path)
     else:
         yield path
+
+
+def files_under(folder: Path) -> Iterator[Path]:
+    """All files in a folder and its subfolders; unlike `rglob`, an OSError for one that may not be read."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for inner, _, names in os.walk(folder, onerror=refuse):
+        yield from (Path(inner, name) for name in names)
 
 
 def listed(path: Path) -> Iterator[Path]:
@@ -202,6 +253,7 @@ def listed(path: Path) -> Iterator[Path]:
     if not names:
         raise UserError(f"the list {describe(path)} is empty: write one path a line")
     for name in names:
+        refuse_address(name)
         yield path.parent / name
 
 
@@ -223,8 +275,10 @@ class Preprocess:
     def __post_init__(self) -> None:
         if self.resize not in (known := get_args(Resize)):
             raise UserError(f"unknown resize {self.resize}: known are {', '.join(known)}")
-        if min(self.size) < 1:
-            raise UserError(f"an input of {self.size[0]} x {self.size[1]} pixels: give at least 1 x 1")
+        if min(self.size) < 1 or max(self.size) > LARGEST_INPUT:
+            raise UserError(
+                f"an input of {self.size[0]} x {self.size[1]} pixels: give from 1 to {LARGEST_INPUT} a side"
+            )
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Geometry]:
         """Pixels (3, rows, columns) float32 of an upright RGB picture, and where they lie on it."""

@@ -2,26 +2,29 @@
 
 captions.json     COCO layout with a split for each image
 vocabulary.json   the words of the training split
-prepared.json     where the photographs are, and which encoder and preprocessing the features are of
+prepared.json     where the photographs are, which encoder and preprocessing the features are of, and a
+                  hash of the other parts, so that parts of two sets are never taken for one
 features/         the feature store
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from captioner.data.captions import CaptionSet, read_captions
-from captioner.data.features import FeatureStore, OnBadImage, write_features
+from captioner.data.features import INDEX, ROWS, FeatureStore, OnBadImage, write_features
 from captioner.data.images import Preprocess
 from captioner.errors import UserError
-from captioner.files import write_json
+from captioner.files import read_json, write_json
 from captioner.model.encoder import Encoder
 from captioner.text.tokenizer import tokenize
 from captioner.text.vocabulary import Vocabulary
+
+SETTINGS, CAPTIONS, VOCABULARY, FEATURES = "prepared.json", "captions.json", "vocabulary.json", "features"
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,12 @@ class Prepared:
         """
         root = Path(root)
         try:
-            settings = json.loads((root / "prepared.json").read_text())
+            settings = read_json(root / SETTINGS)
             encoder = dict(settings["encoder"])
             preprocess = Preprocess.from_dict(settings["preprocess"])
             images = (root / settings["images"]).resolve()
             key = dict(settings["features"])
+            contents = settings.get("contents")  # an older set has none
         except FileNotFoundError:
             raise UserError(
                 f"no prepared data set at {root}: make one with `captioner prepare CAPTIONS "
@@ -67,13 +71,20 @@ class Prepared:
             ) from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
-                f"{root / 'prepared.json'} cannot be read ({type(error).__name__}: {error}): "
+                f"{root / SETTINGS} cannot be read ({type(error).__name__}: {error}): "
                 "run `captioner prepare` again"
             ) from None
+        captions = read_captions(root / CAPTIONS)
+        vocabulary = Vocabulary.load(root / VOCABULARY)
+        if contents is not None and contents != fingerprint(root):
+            raise UserError(
+                f"captions, vocabulary and features in {root} are not of one run: "
+                "run `captioner prepare` again"
+            )
         return cls(
             root=root,
-            captions=read_captions(root / "captions.json"),
-            vocabulary=Vocabulary.load(root / "vocabulary.json"),
+            captions=captions,
+            vocabulary=vocabulary,
             encoder=encoder,
             preprocess=preprocess,
             images=images,
@@ -82,7 +93,31 @@ class Prepared:
 
     def features(self, key: dict[str, Any] | None = None) -> FeatureStore:
         """The feature store, refused unless this key made it, or the one that was prepared."""
-        return FeatureStore(self.root / "features", key or self.key)
+        return FeatureStore(self.root / FEATURES, key or self.key)
+
+    def files(self) -> list[Path]:
+        """All files of the set, photographs too."""
+        store = [self.root / FEATURES / name for name in (INDEX, ROWS)]
+        photographs = [self.images / image.file_name for image in self.captions.images]
+        return [*parts(self.root), *store, *photographs]
+
+
+def parts(root: Path) -> list[Path]:
+    """The files of a prepared folder beside its features."""
+    return [root / name for name in (SETTINGS, CAPTIONS, VOCABULARY)]
+
+
+def fingerprint(root: Path) -> str:
+    """A hash of captions, vocabulary and what the features are of."""
+    digest = hashlib.sha256()
+    for name in (CAPTIONS, VOCABULARY, f"{FEATURES}/{INDEX}"):
+        digest.update((root / name).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def unprepare(root: Path) -> None:
+    """A folder whose parts are about to change cannot be opened: a run that is killed leaves no mixture."""
+    (root / SETTINGS).unlink(missing_ok=True)
 
 
 def prepare(
@@ -103,33 +138,34 @@ def prepare(
     Photographs that could not be read are left out of the captions when `on_bad_image` lets them pass.
 
     Raises:
-        UserError: photographs are missing, or one cannot be read.
+        UserError: photographs are missing, or one cannot be read, or none.
     """
     images, out = Path(images).resolve(), Path(out)
     check_files(captions, images)
-    training = captions.split("train") if "train" in captions.splits() else captions.images
-    vocabulary = Vocabulary.build(
-        (tokenize(text) for image in training for text in image.captions), min_count
-    )
-    out.mkdir(parents=True, exist_ok=True)
     names = [image.file_name for image in captions.images]
     store = write_features(
-        out / "features", encoder, preprocess, images, names, batch_size, workers, on_bad_image
+        out / FEATURES, encoder, preprocess, images, names, batch_size, workers, on_bad_image
     )
-    readable = [image for image in captions.images if image.file_name in store]
+    unprepare(out)
     dropped = dict(captions.dropped)
     if store.bad:
         dropped["images that cannot be read"] = len(store.bad)
-    CaptionSet(readable, dropped).save(out / "captions.json")
-    vocabulary.save(out / "vocabulary.json")
+    readable = CaptionSet([image for image in captions.images if image.file_name in store], dropped)
+    training = readable.split("train") if "train" in readable.splits() else readable.images
+    vocabulary = Vocabulary.build(
+        (tokenize(text) for image in training for text in image.captions), min_count
+    )
+    readable.save(out / CAPTIONS)
+    vocabulary.save(out / VOCABULARY)
     settings = {
         "images": os.path.relpath(images, out.resolve()),
         "encoder": encoder.to_dict(),
         "preprocess": preprocess.to_dict(),
         "features": store.key,
         "min_count": min_count,
+        "contents": fingerprint(out),
     }
-    write_json(settings, out / "prepared.json")
+    write_json(settings, out / SETTINGS)
     return Prepared.open(out)
 
 

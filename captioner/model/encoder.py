@@ -50,9 +50,11 @@ class Encoder(nn.Module):
         grid: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
+        network = build_network(name, weights, layer, stride)
+        if weights not in (None, "default"):
+            weights = str(Path(weights).resolve())  # it is kept, and used from other working folders
         self.name, self.weights, self.layer, self.stride = name, weights, layer, stride
         self.grid = None if grid is None else (grid[0], grid[1])
-        network = build_network(name, weights, layer, stride)
         self.network = network.to(memory_format=torch.channels_last)
         self.freeze()
 
@@ -105,8 +107,12 @@ class Encoder(nn.Module):
         """The grid (rows, cols) and the feature size D for an input of `size` (rows, cols) pixels."""
         try:
             features, grid = self(torch.zeros(1, 3, *size, device=self.device))
-        except RuntimeError:
-            raise UserError(f"{size[0]} x {size[1]} pixels are too few for encoder {self.name!r}") from None
+        except RuntimeError as error:  # too few pixels, no multiple of a patch, too little memory
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(
+                f"encoder {self.name!r} cannot encode {size[0]} x {size[1]} pixels ({reason}): "
+                "choose another size"
+            ) from None
         return grid, features.shape[-1]
 
     def fingerprint(self) -> str:
@@ -131,6 +137,8 @@ class Encoder(nn.Module):
 def build_network(name: str, weights: str | None, layer: str | int | None, stride: int | None) -> nn.Module:
     """Find the network by name and cut it at the layer."""
     if name == "patches":
+        if layer is not None or weights not in (None, "default"):
+            raise UserError("encoder 'patches' has neither layers nor weights: leave them out")
         return Patches(stride or 16)
     if stride not in (None, 8, 16, 32):
         raise UserError(f"the encoder's stride can be 8, 16 or 32, not {stride}")

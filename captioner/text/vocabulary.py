@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from captioner.errors import UserError
-from captioner.files import write_json
+from captioner.files import read_json, write_json
 
 
 class Vocabulary:
@@ -79,7 +78,7 @@ class Vocabulary:
             UserError: the file is missing or is not a vocabulary.
         """
         try:
-            words = json.loads(Path(path).read_text(encoding="utf-8"))["words"]
+            words = read_json(path)["words"]
             if not all(isinstance(word, str) for word in words):
                 raise ValueError("a word is not text")
             return cls(words)

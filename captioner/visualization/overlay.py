@@ -27,8 +27,9 @@ Floats = NDArray[np.float32]
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 
 # Lengths in pixels of the strip. Every photograph gets the same area whatever its shape, unless it
-# is so long that PANEL_SIDE bounds it; NARROWEST leaves room for a word beneath a very tall one.
-PANEL_AREA, PANEL_SIDE, NARROWEST = 288 * 216, 420, 112
+# is so long that PANEL_SIDE bounds it; NARROWEST leaves room for a word beneath a very tall one, and
+# one that is thinner than THINNEST is drawn thicker than it is, so that something can be seen.
+PANEL_AREA, PANEL_SIDE, NARROWEST, THINNEST = 288 * 216, 420, 112, 64
 MARGIN, GUTTER, ROW_GAP, TITLE_GAP = 30, 18, 20, 14
 GATE_GAP, GATE_HEIGHT, BASELINE, LABEL_HEIGHT = 5, 3, 30, 36
 TITLE_SIZE, WORD_SIZE, NOTE_SIZE, SMALLEST_SIZE = 22, 17, 13, 11
@@ -36,8 +37,8 @@ WIDEST, PLEASANT_SHAPE = 2200, 1.7
 
 PAPER, INK, GREY, TRACK = "#ffffff", "#1d1d1f", "#76767c", "#e6e6ea"
 # From outside in. The cyan is in no muted photograph and not in the palette; the black keeps it
-# apart from a bright sky.
-OUTLINE = ("#000000", "#50e1ff", "#50e1ff")
+# apart from a bright sky. A small region gets the last line alone, which leaves its neighbours visible.
+OUTLINE, SMALL_REGION = ("#000000", "#50e1ff", "#50e1ff"), 12
 
 # How opaque the colour is where a weight is largest: the photograph stays visible beneath.
 SOFT_OPACITY, HARD_OPACITY = 0.75, 0.45
@@ -253,7 +254,9 @@ def _reveal(
     left, top, right, bottom = (round(edge * s) for edge, s in zip(box, scale, strict=True))
     x, y = corner
     draw = ImageDraw.Draw(strip)
-    for distance, colour in zip(range(len(OUTLINE), 0, -1), OUTLINE, strict=True):
+    small = 0 < min(right - left, bottom - top) < SMALL_REGION
+    outline = OUTLINE[-1:] if small else OUTLINE
+    for distance, colour in zip(range(len(outline), 0, -1), outline, strict=True):
         start = (x + left - distance, y + top - distance)
         draw.rectangle((*start, x + right - 1 + distance, y + bottom - 1 + distance), fill=colour)
     strip.paste(photo.crop((left, top, right, bottom)), (x + left, y + top))
@@ -285,12 +288,18 @@ def _note(caption: Caption, geometry: Geometry) -> str:
     return (
         f"selection: {caption.selection} · {rows} × {cols} regions · "
         "number: the word's probability · bar: gate"
-    ) + ("" if whole else " · pale: out of the model's view")
+        + ("" if whole else " · pale: out of the model's view")
+        + (" · drawn thicker than it is" if _is_thin(geometry.width, geometry.height) else "")
+    )
 
 
 def _panel_size(width: int, height: int) -> tuple[int, int]:
     scale = min(math.sqrt(PANEL_AREA / (width * height)), PANEL_SIDE / max(width, height))
-    return max(1, round(width * scale)), max(1, round(height * scale))
+    return max(THINNEST, round(width * scale)), max(THINNEST, round(height * scale))
+
+
+def _is_thin(width: int, height: int) -> bool:
+    return min(width, height) / max(width, height) < THINNEST / PANEL_SIDE
 
 
 def _pleasant_columns(count: int, panel: tuple[int, int]) -> int:

@@ -48,7 +48,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained hard model of 64 x 64 pixels and 4 x 4 regions."""
     torch.manual_seed(0)
-    encoder = Encoder("patches", layer=16)
+    encoder = Encoder("patches")
     vocabulary = Vocabulary([*Vocabulary.special, "dog", "cat", "runs", "sits", "green", "grass"])
     decoder = Decoder(len(vocabulary), 706, 8, 8, 8, 8)
     for weights in decoder.parameters():

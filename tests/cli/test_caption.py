@@ -1,13 +1,16 @@
 """`captioner caption`."""
 
+import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 from PIL import Image
 
-from captioner.cli import main
+from captioner.cli import arguments, main
 
 
 def test_captions_with_overlays_and_json(process, model, pictures, tmp_path):
@@ -113,7 +116,7 @@ def test_bad_photographs_are_left_out(policy, code, batch_size, model, pictures,
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("asked", "says"),
     [
         (("none.jpg",), "none.jpg"),
         (("{photo}", "--model", "flickr9k"), "flickr9k"),
@@ -124,15 +127,71 @@ def test_bad_photographs_are_left_out(policy, code, batch_size, model, pictures,
         (("{photo}", "--seed", "x"), "--seed"),
         (("{photo}", "--json", "none/captions.jsonl"), "none/captions.jsonl"),
         (("{photo}", "--json", "{folder}"), "{folder}"),
+        (("{photo}", "--json", "{photo}"), "--json {photo} would replace a file that is read"),
+        (("{folder}", "--json", "{photo}"), "--json {photo} would replace a file that is read"),
+        (("{photo}", "--json", "{model}/config.json"), "would replace a file that is read"),
+        (("{photo}", "--json", "o/beach.png", "--overlay", "o"), "o/beach.png"),
+        (("https://example.org/a.jpg",), "https://example.org/a.jpg is an address"),
         (("{photo}", "--overlay", "{photo}"), "is a file"),
         (("{photo}", "--overlay", "{folder}"), "would replace a photograph"),
     ],
 )
-def test_bad_input(arguments, says, refused, model, pictures):
+def test_bad_input(asked, says, refused, model, pictures):
     before = pictures[0].read_bytes()
-    values = {"photo": pictures[0], "folder": pictures[0].parent}
-    arguments = [argument.format(**values) for argument in arguments]
-    if "--model" not in arguments:
-        arguments += ["--model", str(model)]
-    assert says.format(**values) in refused("caption", *arguments)
+    values = {"photo": pictures[0], "folder": pictures[0].parent, "model": model}
+    asked = [argument.format(**values) for argument in asked]
+    if "--model" not in asked:
+        asked += ["--model", str(model)]
+    assert says.format(**values) in refused("caption", *asked)
     assert pictures[0].read_bytes() == before
+
+
+def test_the_list_of_photographs_is_not_replaced(refused, model, pictures, tmp_path):
+    names = tmp_path / "photos.txt"
+    names.write_text(str(pictures[0]))
+    link = tmp_path / "link.txt"
+    link.symlink_to(names)
+    for output in (names, link):
+        complaint = refused("caption", names, "--model", model, "--json", output)
+        assert "would replace a file that is read" in complaint
+    assert names.read_text() == str(pictures[0])
+
+
+def test_json_is_not_sent_where_standard_output_goes(model, pictures, tmp_path):
+    with (tmp_path / "out.txt").open("w") as out:
+        command = [sys.executable, "-m", "captioner", "caption", str(pictures[0]), "--model", str(model)]
+        done = subprocess.run(
+            [*command, "--json", "out.txt"], stdout=out, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+        )
+    assert done.returncode == 2
+    assert "out.txt is where standard output goes" in done.stderr
+
+
+def test_nothing_but_bad_photographs_is_an_error(model, bad_pictures, tmp_path, capsys):
+    settings = ("--model", model, "--on-bad-image", "skip", "--json", tmp_path / "captions.jsonl")
+    assert main([*map(str, ("caption", *bad_pictures, *settings))]) == 2
+    assert "not one of the photographs could be read" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "captions.jsonl").exists()
+
+
+def test_one_photograph_three_times_is_no_sign_of_anything(model, pictures, capsys):
+    assert main(["caption", *[str(pictures[0])] * 3, "--model", str(model)]) == 0
+    assert "got the same caption" not in capsys.readouterr().err
+
+
+def test_names_are_shown_without_control_characters_but_json_has_them(model, pictures, tmp_path, capsys):
+    photo = tmp_path / "\x1b[31mred\n.png"
+    shutil.copy(pictures[0], photo)
+    (line,) = lines_of(capsys, "caption", photo, "--model", model)
+    assert line["image"] == str(photo)
+    assert main(["caption", str(photo), "--model", str(model)]) == 0
+    assert capsys.readouterr().out == rf"{tmp_path}/\x1b[31mred\n.png: {line['caption']}" + "\n"
+
+
+def test_a_full_standard_output_is_named(refused, monkeypatch, model, pictures):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(arguments, "print", full, raising=False)
+    complaint = refused("caption", pictures[0], "--model", model)
+    assert complaint == "standard output: No space left on device"

@@ -1,5 +1,7 @@
 """The program: finding the command, exit codes, and what goes to standard error."""
 
+import os
+import signal
 import subprocess
 import sys
 
@@ -81,3 +83,55 @@ def test_a_closed_pipe_is_no_error():
     complaint = process.stderr.read()
     process.stderr.close()
     assert (process.wait(), complaint) == (141, "")
+
+
+def test_sigterm_clears_away_what_is_half_written(tmp_path):
+    script = f"""
+import sys, time
+from captioner import cli
+from captioner.files import replacing
+def work(_):
+    with replacing({str(tmp_path / "scores.json")!r}) as partial:
+        partial.write_text("half")
+        print("writing", flush=True)
+        time.sleep(60)
+cli.dispatch = work
+sys.exit(cli.main(["caption"]))
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "writing\n"
+    assert len(list(tmp_path.iterdir())) == 1
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate()[1] == "captioner: terminated\n"
+    assert process.returncode == 143
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_standard_output_may_be_closed(tmp_path):
+    command = f"{sys.executable} -m captioner --help >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, cwd=os.getcwd())
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "after"),
+    [
+        (("caption", ""), "caption"),
+        (("caption", "a.jpg", "--overlay", ""), "--overlay"),
+        (("caption", "a.jpg", "--json="), "--json"),
+        (("prepare", "shapes", "--out", ""), "--out"),
+        (("evaluate", "--data", ""), "--data"),
+        (("fit", "--config", ""), "--config"),
+    ],
+)
+def test_an_empty_path_is_not_this_folder(refused, arguments, after, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert refused(*arguments) == f"there is nothing after {after}: give it a value"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_message_does_not_steer_the_terminal(refused):
+    assert refused("caption", "\x1b[31mred.jpg") == r"no picture at \x1b[31mred.jpg: check the path"
+    assert r"unknown command '\x1b" in refused("\x1b[31m")

@@ -1,6 +1,8 @@
 """`captioner prepare`."""
 
 import json
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +12,8 @@ from captioner.cli import main
 from captioner.cli.prepare import pixel_scale
 from captioner.data import shapes
 from captioner.data.prepared import Prepared
+from captioner.errors import UserError
+from captioner.text.vocabulary import Vocabulary
 
 SMALL = ("--encoder", "patches", "--size", "64", "--min-count", "1", "--workers", "0")
 
@@ -76,6 +80,7 @@ def test_bad_photographs_are_left_out(policy, code, captions, pictures, bad_pict
     assert main([*map(str, (*arguments, *SMALL, "--on-bad-image", policy))]) == code
     prepared = Prepared.open(tmp_path / "ready")
     assert [image.id for image in prepared.captions.images] == [0, 4]
+    assert prepared.vocabulary.words[4:] == ("a", "dog", "runs")  # none of those that nobody can learn
     printed = capsys.readouterr()
     assert "3 images that cannot be read" in printed.out
     for bad in bad_pictures:
@@ -110,6 +115,13 @@ def test_missing_photographs_are_counted_before_the_work(refused, captions, tmp_
         (("{captions}", "--images", "{images}", "--encoder", "resnet1"), "'resnet1'"),
         (("{captions}", "--images", "{images}", "--size", "224x"), "'224x'"),
         (("{captions}", "--images", "{images}", "--size", "0"), "'0'"),
+        (("{captions}", "--images", "{images}", "--size", "1000000"), "give from 1 to 4096 a side"),
+        (("{captions}", "--images", "{images}", "--size", "8"), "cannot encode 8 x 8 pixels"),
+        (("{captions}", "--images", "{images}", "--size", "70"), "not divisible"),
+        (("{captions}", "--images", "{images}", "--layer", "2"), "has neither layers nor weights"),
+        (("{captions}", "--images", "{images}", "--weights", "a.pth"), "has neither layers nor weights"),
+        (("{captions}", "--images", "{images}", "--out", "{captions}/.."), "would be replaced"),
+        (("shapes", "--images", "{images}"), "--images does not go with shapes"),
         (("{captions}", "--images", "{images}", "--min-count", "0"), "--min-count"),
         (("{captions}", "--images", "{images}", "--workers", "-1"), "--workers"),
     ],
@@ -128,3 +140,100 @@ def test_pixel_scale_is_the_encoders_own():
     assert pixel_scale("vgg19") == imagenet
     assert pixel_scale("timm:resnet50.tv_in1k") == imagenet
     assert pixel_scale("efficientnet_lite0") == half
+
+
+def prepared_in(folder, captions, pictures):
+    arguments = ("prepare", captions, "--images", pictures[0].parent, "--out", folder, *SMALL)
+    assert main([*map(str, arguments)]) == 0
+    return folder
+
+
+def test_parts_of_two_sets_are_not_taken_for_one(captions, pictures, tmp_path):
+    ready = prepared_in(tmp_path / "ready", captions, pictures)
+    Prepared.open(ready)
+    captions.write_text(captions.read_text().replace("a cat", "a dog"))
+    other = prepared_in(tmp_path / "other", captions, pictures)
+    before = (ready / "captions.json").read_bytes()
+    for part in ("captions.json", "vocabulary.json", "features/store.json"):
+        before = (ready / part).read_bytes()
+        (ready / part).write_bytes((other / part).read_bytes().replace(b"png", b"gif", 1) + b" ")
+        with pytest.raises(UserError, match="are not of one run"):
+            Prepared.open(ready)
+        (ready / part).write_bytes(before)
+    Prepared.open(ready)
+
+
+def test_a_set_of_an_older_version_opens(captions, pictures, tmp_path):
+    ready = prepared_in(tmp_path / "ready", captions, pictures)
+    settings = json.loads((ready / "prepared.json").read_text())
+    del settings["contents"]
+    (ready / "prepared.json").write_text(json.dumps(settings))
+    assert len(Prepared.open(ready).captions.images) == 5
+
+
+def test_a_refused_run_leaves_the_set_that_was_there(refused, captions, pictures, bad_pictures, tmp_path):
+    ready = prepared_in(tmp_path / "ready", captions, pictures)
+    content = json.loads(captions.read_text())
+    content["images"][1]["file_name"] = str(bad_pictures[0])
+    captions.write_text(json.dumps(content))
+    arguments = ("prepare", captions, "--images", pictures[0].parent, "--out", ready, *SMALL)
+    assert str(bad_pictures[0]) in refused(*arguments)
+    assert len(Prepared.open(ready).features()) == 5
+
+
+def test_a_run_that_is_stopped_among_the_parts_leaves_no_set(captions, pictures, tmp_path, monkeypatch):
+    ready = prepared_in(tmp_path / "ready", captions, pictures)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Vocabulary, "save", stop)
+    arguments = ("prepare", captions, "--images", pictures[0].parent, "--out", ready, *SMALL)
+    assert main([*map(str, arguments)]) == 130
+    assert not (ready / "prepared.json").exists()
+
+
+def test_shapes_that_are_stopped_leave_no_set(tmp_path, monkeypatch):
+    few = partial(shapes.write_shapes, train=3, val=1, test=1)
+    monkeypatch.setattr(shapes, "write_shapes", few)
+    arguments = ["prepare", "shapes", "--out", str(tmp_path), "--min-count", "1", "--workers", "0"]
+    assert main(arguments) == 0
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shapes, "draw", stop)
+    assert main([*arguments, "--seed", "1"]) == 130
+    with pytest.raises(UserError, match="no prepared data set"):
+        Prepared.open(tmp_path)
+
+
+def test_nothing_but_bad_photographs_leaves_no_folder(refused, captions, bad_pictures, tmp_path):
+    content = json.loads(captions.read_text())
+    for image in content["images"]:
+        image["file_name"] = str(bad_pictures[0])
+    captions.write_text(json.dumps(content))
+    arguments = ("--images", tmp_path, "--out", tmp_path / "ready", *SMALL, "--on-bad-image", "skip")
+    assert "not one of 5 photographs can be read" in refused("prepare", captions, *arguments)
+    assert not (tmp_path / "ready").exists()
+
+
+def test_a_reader_that_has_gone_is_no_error(captions, pictures, tmp_path):
+    command = [sys.executable, "-m", "captioner", "prepare", captions, "--images", pictures[0].parent]
+    process = subprocess.Popen(
+        [*map(str, command), "--out", "ready", *SMALL],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+    )
+    process.stdout.close()
+    with process.stderr:
+        assert process.stderr.read() == b""
+    assert process.wait() == 141
+
+
+def test_splits_in_other_letters_are_mentioned(captions, pictures, tmp_path, capsys):
+    captions.write_text(captions.read_text().replace('"train"', '"Train"'))
+    prepared_in(tmp_path / "ready", captions, pictures)
+    said = capsys.readouterr().err
+    assert "has no train split, which `captioner fit` needs: its splits are Train, val" in said

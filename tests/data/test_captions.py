@@ -177,7 +177,7 @@ GOOD = {"id": 1, "file_name": "a.jpg"}
     [
         ([], "holds no captions"),
         ({}, "holds no captions"),
-        (5, "wrong type"),
+        (5, "holds no captions"),
         ({"images": [GOOD]}, "holds no captions"),
         ({"images": [GOOD], "annotations": [{"image_id": 1, "bbox": [0, 0, 1, 1]}]}, "no captions"),
         ({"images": [GOOD], "annotations": [{"caption": "A dog."}]}, "image_id"),
@@ -215,3 +215,50 @@ def test_a_byte_order_mark_is_no_matter(tmp_path: Path) -> None:
     content = coco({"id": 1, "file_name": "a.jpg", "captions": ["A dog."]})
     path.write_text(json.dumps(content), encoding="utf-8-sig")
     assert read_captions(path).splits() == {"train": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"split": 3}, "split 3 of a.jpg is not text"),
+        ({"split": ["train"]}, r"split \['train'\] of a.jpg is not text"),
+        ({"id": float("nan")}, "id None of a.jpg is neither a whole number nor text"),
+        ({"id": 1.5}, "id 1.5 of a.jpg is neither"),
+        ({"id": [1]}, "unhashable"),
+    ],
+)
+def test_ids_and_splits_of_a_wrong_type_are_named(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    image = {"id": 1, "file_name": "a.jpg", "captions": ["A dog."]} | changes
+    with pytest.raises(UserError, match=message):
+        read_captions(write(tmp_path / "c.json", coco(image)))
+
+
+@pytest.mark.parametrize("number", [[1], {"a": 1}, None, 1.5])
+def test_karpathys_ids_of_a_wrong_type_are_named(tmp_path: Path, number: Any) -> None:
+    content = {"images": [karpathy("a.jpg", "val", number)]}
+    with pytest.raises(UserError, match=r"id .* of a.jpg is neither"):
+        read_captions(write(tmp_path / "k.json", content))
+
+
+@pytest.mark.parametrize("content", ["3", "null", "true", '"text"', "[]", "[1]"])
+def test_plain_values_are_no_captions(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(content)
+    with pytest.raises(UserError, match="holds no captions"):
+        read_captions(path)
+
+
+def test_deep_nesting_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(UserError, match=r"is not JSON \(nested too deeply\)"):
+        read_captions(path)
+
+
+def test_a_split_in_other_letters_is_suggested(tmp_path: Path) -> None:
+    image = {"id": 1, "file_name": "a.jpg", "split": "Train", "captions": ["A dog."]}
+    captions = read_captions(write(tmp_path / "c.json", coco(image)))
+    with pytest.raises(UserError, match=r"no split 'train': did you mean 'Train', of Train \(1\)\?"):
+        captions.split("train")

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import shutil
@@ -123,9 +124,49 @@ def test_a_bad_photograph_stops_or_is_left_out(tmp_path, photographs):
 
 def test_a_full_disk_is_said_before_anything_is_written(tmp_path, photographs, monkeypatch):
     monkeypatch.setattr(store.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
-    with pytest.raises(UserError, match=r"0\.0 GB free"):
+    with pytest.raises(UserError, match=r"has 0\.0 MB free, the features need 0\.1 MB"):
         write(tmp_path / "features", photographs)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_at_once_leaves_nothing(tmp_path, photographs, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError) as trouble:
+        write(tmp_path / "set" / "features", photographs)
+    assert trouble.value.filename == str(tmp_path / "set" / "features")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("policy", ["skip", "report"])
+def test_nothing_but_bad_photographs_leaves_nothing(tmp_path, policy):
+    (tmp_path / "photographs").mkdir()
+    for name in NAMES:
+        (tmp_path / "photographs" / name).write_bytes(b"none")
+    with pytest.raises(UserError, match=r"not one of 10 photographs can be read; the first: .*0\.png"):
+        write(tmp_path / "set" / "features", tmp_path / "photographs", on_bad_image=policy)
+    assert [path.name for path in tmp_path.iterdir()] == ["photographs"]
+
+
+def test_a_folder_of_that_name_that_is_somebodys_own_stays(tmp_path, photographs):
+    mine = tmp_path / "features.partial" / "diary.txt"
+    mine.parent.mkdir()
+    mine.write_text("dear diary")
+    with pytest.raises(UserError, match=r"features\.partial is not an unfinished feature store"):
+        write(tmp_path / "features", photographs)
+    assert mine.read_text() == "dear diary"
+
+
+@pytest.mark.parametrize("plan", [b"", b'{"key": ', b"3", b"\xff", b"[" * 100_000])
+def test_an_unfinished_store_with_a_damaged_plan_is_started_afresh(tmp_path, photographs, plan):
+    partial = tmp_path / "features.partial"
+    partial.mkdir()
+    (partial / "plan.json").write_bytes(plan)
+    (partial / "features.f16").write_bytes(b"cut off")
+    assert len(write(tmp_path / "features", photographs)) == 10
+    assert not partial.exists()
 
 
 def test_damaged_and_missing_stores_are_one_clear_line(tmp_path, photographs):

@@ -1,4 +1,5 @@
 import io
+import os
 import struct
 import warnings
 import zlib
@@ -7,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 import captioner
 from captioner.data.images import Preprocess, find_images, read
@@ -414,3 +415,53 @@ def test_the_sample_photographs_have_their_sources():
         assert max(read(photo).size) <= 480
         line = next(line for line in sources.splitlines() if f"`{photo.name}`" in line)
         assert "https://creativecommons.org/" in line
+
+
+def test_an_empty_file_is_said_to_be_empty(tmp_path):
+    (tmp_path / "none.jpg").touch()
+    with pytest.raises(UserError, match=r"none\.jpg is empty"):
+        read(tmp_path / "none.jpg")
+    with pytest.raises(UserError, match="a picture of 0 bytes is empty"):
+        read(b"")
+
+
+def test_no_outside_program_is_started(tmp_path, monkeypatch):
+    def ghostscript(*_):
+        raise AssertionError("Ghostscript was asked")
+
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", ghostscript)
+    path = tmp_path / "drawing.jpg"
+    Image.new("RGB", (4, 4), RED).save(path, "EPS")
+    with pytest.raises(UserError, match=r"drawing\.jpg is not a picture in a format that can be read"):
+        read(path)
+
+
+def test_an_address_is_not_downloaded(tmp_path):
+    address = "https://example.org/a.jpg"
+    (tmp_path / "list.txt").write_text(address)
+    with pytest.raises(UserError, match=f"{address} is an address"):
+        read(address)
+    with pytest.raises(UserError, match=f"{address} is an address"):
+        find_images([address])
+    with pytest.raises(UserError, match=f"{address} is an address"):
+        find_images([tmp_path / "list.txt"])
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):
+    """Not by its mode, which does not stop root."""
+    (tmp_path / "closed").mkdir()
+    Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
+
+    def scandir(path, plain=os.scandir):
+        if os.path.basename(path) == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return plain(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(UserError, match=r"closed cannot be read \(Permission denied\)"):
+        find_images([tmp_path])
+
+
+def test_the_encoders_input_is_bounded():
+    with pytest.raises(UserError, match=r"1000000 x 1000000 pixels: give from 1 to 4096 a side"):
+        Preprocess((1_000_000, 1_000_000))

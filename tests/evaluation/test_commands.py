@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -107,6 +108,13 @@ def test_java_is_looked_for_before_the_data(folder, no_java, capsys):
         ("evaluate", ["--json", "no/such.json"], "--json no/such.json cannot be written"),
         ("evaluate", ["--captions", "a.json", "--json", "a.json"], "are both a.json: give two"),
         ("evaluate", ["--captions", "."], "--captions . cannot be written"),
+        ("evaluate", ["--captions", "-"], "--captions - is no file"),
+        ("evaluate", ["--captions", "{data}/captions.json"], "would replace a file that is read"),
+        ("evaluate", ["--json", "{data}/features/store.json"], "would replace a file that is read"),
+        ("evaluate", ["--json", "{data}/../images/4.png"], "would replace a file that is read"),
+        ("evaluate", ["--json", "{model}/config.json"], "would replace a file that is read"),
+        ("compare", ["--json", "{data}/prepared.json"], "would replace a file that is read"),
+        ("evaluate", ["--split", "TEST"], "no split 'TEST': did you mean 'test', of train (3), test (4)?"),
         ("evaluate", ["--tokenizer", "nltk"], "argument --tokenizer: invalid choice: 'nltk'"),
         ("evaluate", ["--model", "nothing"], "no model 'nothing'"),
         ("compare", ["--selections", "soft", "hard"], "unknown selection rule 'hard'"),
@@ -116,7 +124,10 @@ def test_java_is_looked_for_before_the_data(folder, no_java, capsys):
     ],
 )
 def test_mistakes_end_before_the_work(arguments, folder, capsys, command, asked, message):
+    before = {path: path.read_bytes() for path in Path(arguments[3]).rglob("*.json")}
+    asked = [part.format(model=arguments[1], data=arguments[3]) for part in asked]
     assert main([command, *arguments, *asked]) == 2
+    assert {path: path.read_bytes() for path in Path(arguments[3]).rglob("*.json")} == before
     assert message in error_of(capsys)
     assert list(folder.iterdir()) == []
 
@@ -141,3 +152,17 @@ def test_compare_without_java(arguments, folder, no_java, capsys):
     assert "ms per image" in shown
     assert "METEOR was skipped: Java is not installed" in shown
     assert [path.name for path in folder.iterdir()] == ["compared.json"]
+
+
+@pytest.mark.parametrize("command", ["evaluate", "compare"])
+def test_a_reader_that_has_gone_is_no_error(command, arguments, folder, no_java):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "captioner", command, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=folder,
+    )
+    process.stdout.close()
+    with process.stderr:
+        assert b"Traceback" not in process.stderr.read()
+    assert process.wait() == 141

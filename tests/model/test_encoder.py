@@ -66,7 +66,7 @@ def test_other_networks_by_name(settings, grid, size):
 
 @pytest.mark.parametrize("name", ["resnet18", "timm:resnet18"])
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_weights_from_a_file(tmp_path, name, suffix):
+def test_weights_from_a_file(tmp_path, name, suffix, monkeypatch):
     import timm
     import torchvision
     from safetensors.torch import save_file
@@ -79,8 +79,11 @@ def test_weights_from_a_file(tmp_path, name, suffix):
         torch.save(state, path)
     else:
         save_file(state, path)
-    loaded = Encoder(name, str(path)).network.state_dict()
+    monkeypatch.chdir(tmp_path)
+    encoder = Encoder(name, path.name)
+    loaded = encoder.network.state_dict()
     torch.testing.assert_close(loaded["layer1.0.conv1.weight"], state["layer1.0.conv1.weight"])
+    assert encoder.to_dict()["weights"] == str(path)  # it is found from any working folder
 
 
 @pytest.mark.parametrize(
@@ -91,6 +94,8 @@ def test_weights_from_a_file(tmp_path, name, suffix):
         ({"name": "resnet18", "weights": None, "layer": "layer9"}, "no layer 'layer9'"),
         ({"name": "timm:resnet18", "weights": None, "layer": 9}, "no stage 9"),
         ({"name": "vgg11", "weights": None, "stride": 16}, "'vgg11' has one stride only"),
+        ({"name": "patches", "layer": 2}, "'patches' has neither layers nor weights"),
+        ({"name": "patches", "weights": "a.pth"}, "'patches' has neither layers nor weights"),
         ({"weights": None, "stride": 5}, "8, 16 or 32, not 5"),
     ],
 )

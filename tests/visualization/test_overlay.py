@@ -240,6 +240,20 @@ def test_columns_can_be_chosen():
     assert draw_strip(caption, columns=99).size == row.size
 
 
+@pytest.mark.parametrize(("size", "panel"), [((5000, 1), (420, 64)), ((100, 2000), (64, 420))])
+def test_thin_photographs_are_drawn_thicker_with_a_thin_outline(size, panel):
+    """A region of 42 x 6.4 pixels has one line around it, not three, and its neighbours stay visible."""
+    geometry = geometry_of(size, "squash")
+    caption = caption_of(["a"], Image.new("RGB", size, "teal"), [55], geometry, [[55]], grid=(10, 10))
+    assert Layout.of(caption, geometry).panel == panel
+    strip = draw_strip(caption)
+    outlined = panels(caption, strip)[1] == BRIGHT
+    left, top, right, bottom = extent(outlined.all(axis=-1))
+    across, down = sorted((right - left, bottom - top))
+    assert (across, down) == (pytest.approx(8, abs=1), pytest.approx(44, abs=1))
+    assert outlined.all(axis=-1).sum() == 2 * (across + down) - 4
+
+
 @pytest.mark.parametrize("size", [*SIZES.values(), (64, 64), (2000, 1500)])
 def test_photographs_keep_their_shape(size):
     caption = caption_of(["a"], None, [None])
