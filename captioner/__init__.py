@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import torch
+
     from captioner.caption import Caption
     from captioner.captioner import Captioner
     from captioner.errors import UserError
@@ -32,15 +34,18 @@ HOMES = {
 }
 
 
-def load(model: str | Path = "flickr8k-hard") -> Captioner:
+def load(model: str | Path = "flickr8k-hard", device: str | torch.device | None = None) -> Captioner:
     """Load an embedded model by name, or a model that `captioner fit` wrote, by its folder.
 
+    Args:
+        device: where it runs; None is the GPU where there is one.
+
     Raises:
-        UserError: no such model, or files that do not belong together.
+        UserError: no such model or device, or files that do not belong together.
     """
     from captioner.captioner import Captioner
 
-    return Captioner.load(model)
+    return Captioner.load(model, device)
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ Encode the photographs once, then ask for captions as often as you like:
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, overload
 
@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from captioner.attention.selection import selection_rule
+from captioner.bounds import Bounds
 from captioner.caption import Caption
 from captioner.data import images
 from captioner.data.images import Preprocess
@@ -38,6 +39,12 @@ Photo: TypeAlias = str | Path | bytes | BinaryIO | Image.Image | Tensor
 ASSETS = Path(__file__).parent / "assets"
 CONFIG, VOCABULARY, WEIGHTS = "config.json", "vocabulary.json", "model.safetensors"
 FORMAT = 1
+DECODING = {
+    "beam_size": Bounds(1, 100, whole=True),
+    "max_length": Bounds(1, 1000, whole=True),
+    "length_penalty": Bounds(0, 10),
+    "seed": Bounds(-(2**63), 2**63, whole=True),
+}
 
 
 class Captioner(nn.Module):
@@ -83,6 +90,8 @@ class Captioner(nn.Module):
         Raises:
             UserError: a photograph that cannot be read, by name.
         """
+        if not isinstance(photos, list | tuple):
+            raise UserError(f"encode takes a list of photographs, not {kind_of(photos)}")
         if not photos:
             raise UserError("there is no photograph to encode: give at least one")
         pictures = [open_photo(photo) for photo in photos]
@@ -112,18 +121,17 @@ class Captioner(nn.Module):
 
         Args:
             selection: a rule's name; None is the model's own.
-            beam_size: 1 is greedy.
+            beam_size: 1 is greedy, 100 the most.
             max_length: the most words of a caption.
-            length_penalty: power of the length that log-probabilities are divided by.
+            length_penalty: power of the length that log-probabilities are divided by, 0 to 10.
             seed: of random rules; the same photograph and seed give the same caption in any batch.
 
         Raises:
             UserError: an unknown rule, or a number out of range.
         """
-        if beam_size < 1 or max_length < 1:
-            raise UserError(
-                f"beam size and longest caption must be at least 1, not {beam_size} and {max_length}"
-            )
+        numbers = (beam_size, max_length, length_penalty, seed)
+        for (name, bounds), number in zip(DECODING.items(), numbers, strict=True):
+            bounds.check(name, number)
         if regions.features.shape[-1] != self.decoder.region_size:
             raise UserError(
                 f"the model wants regions of {self.decoder.region_size} numbers, encoder "
@@ -150,7 +158,10 @@ class Captioner(nn.Module):
     def caption(
         self, photos: Photo | Sequence[Photo], batch_size: int = 16, **settings: Any
     ) -> Caption | list[Caption]:
-        """Caption one photograph, or a list of them; settings as for `decode`."""
+        """Caption one photograph, or a list or generator of them; settings as for `decode`."""
+        Bounds(1, whole=True).check("batch_size", batch_size)
+        if isinstance(photos, Generator):
+            photos = list(photos)
         if not isinstance(photos, list | tuple):
             return self.decode(self.encode([photos]), **settings)[0]  # type: ignore[list-item]
         captions: list[Caption] = []
@@ -218,11 +229,14 @@ class Captioner(nn.Module):
         return folder
 
     @classmethod
-    def load(cls, model: str | Path = "flickr8k-hard") -> Captioner:
+    def load(cls, model: str | Path = "flickr8k-hard", device: str | torch.device | None = None) -> Captioner:
         """Load an embedded model by name, or one that `save` wrote, by its folder.
 
+        Args:
+            device: where it runs; None is the GPU where there is one.
+
         Raises:
-            UserError: no such model, or files that do not belong together.
+            UserError: no such model or device, or files that do not belong together.
         """
         folder = find_model(model)
         try:
@@ -235,14 +249,21 @@ class Captioner(nn.Module):
                 f"the model {folder} has format {config.get('format')!r}, this version reads {FORMAT}"
             )
         vocabulary = Vocabulary.load(folder / VOCABULARY)
+        damaged = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+        if damaged:
+            raise UserError(
+                f"the weights {folder / WEIGHTS} are damaged ({damaged[0]} is not finite): copy the model "
+                "again, or train it again with a lower model.learning_rate"
+            )
         try:
-            return build(config, tensors, vocabulary, folder)
+            captioner = build(config, tensors, vocabulary, folder)
         except (KeyError, TypeError, AttributeError, RuntimeError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(
                 f"{folder / CONFIG} and {folder / WEIGHTS} do not fit together "
                 f"({type(error).__name__}: {reason}): copy the model again"
             ) from None
+        return move(captioner, device)
 
 
 def build(
@@ -267,23 +288,50 @@ def build(
             f"the model {folder} was trained on other weights of encoder {encoder.name!r} "
             f"({expected}) than are installed ({encoder.fingerprint()})"
         )
+    own = {key: value.float() if value.is_floating_point() else value for key, value in tensors.items()}
     captioner = Captioner(
         encoder,
-        Decoder(len(vocabulary), config["region_size"], **config["decoder"]),
+        build_decoder(config, own, len(vocabulary), folder),
         vocabulary,
         Preprocess.from_dict(config["preprocess"]),
         selection=config["selection"],
         trained_with=config["trained_with"],
     )
-    own = {key: value.float() if value.is_floating_point() else value for key, value in tensors.items()}
     keys = captioner.load_state_dict(own, strict=False)
-    lost = [key for key in keys.missing_keys if key.startswith("decoder.") or expected is None]
+    lost = [key for key in keys.missing_keys if expected is None]
     if lost or keys.unexpected_keys:
         raise UserError(
             f"{folder / WEIGHTS} does not fit {folder / CONFIG}: "
             f"{len(lost)} tensors missing, {len(keys.unexpected_keys)} too many"
         )
     return captioner.eval()
+
+
+def build_decoder(config: dict[str, Any], tensors: dict[str, Tensor], words: int, folder: Path) -> Decoder:
+    """The decoder of a configuration, made of these very tensors; sizes that do not fit take no memory."""
+    with torch.device("meta"):
+        decoder = Decoder(words, config["region_size"], **config["decoder"])
+    for name, expected in decoder.state_dict().items():
+        found = tensors.get(f"decoder.{name}")
+        if found is None or found.shape != expected.shape:
+            shape = "missing" if found is None else tuple(found.shape)
+            raise UserError(
+                f"{folder / WEIGHTS} does not fit {folder / CONFIG}: decoder.{name} is {shape}, not "
+                f"{tuple(expected.shape)}: copy the model again"
+            )
+    decoder.load_state_dict({name: tensors[f"decoder.{name}"] for name in decoder.state_dict()}, assign=True)
+    return decoder
+
+
+def move(captioner: Captioner, device: str | torch.device | None) -> Captioner:
+    """The captioner on a device; None is the GPU where there is one."""
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return captioner.to(device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"no device {device!r} here ({reason}): give cpu, or cuda for a GPU") from None
 
 
 def half_if(half: bool, tensor: Tensor) -> Tensor:
@@ -315,11 +363,32 @@ def embedded_models() -> list[str]:
 def open_photo(photo: Photo) -> Image.Image:
     """A photograph as an upright RGB picture."""
     if isinstance(photo, Tensor):
-        if photo.ndim != 3 or photo.shape[0] not in (1, 3):
-            raise UserError(f"a photograph's tensor is (3, H, W), not {tuple(photo.shape)}")
-        levels = photo if photo.dtype == torch.uint8 else (photo.clamp(0, 1) * 255).round().byte()
-        return Image.fromarray(levels.expand(3, -1, -1).permute(1, 2, 0).cpu().numpy())
+        return open_tensor(photo)
+    if not isinstance(photo, str | Path | bytes | Image.Image) and not hasattr(photo, "read"):
+        raise UserError(
+            f"a photograph cannot be {kind_of(photo)}: give a path, bytes, an open file, a PIL image "
+            "(PIL.Image.fromarray makes one of an array), a tensor (3, H, W), or a list of these"
+        )
     return images.read(photo)
+
+
+def open_tensor(photo: Tensor) -> Image.Image:
+    if photo.ndim != 3 or photo.shape[0] not in (1, 3) or photo.numel() == 0:
+        raise UserError(f"a photograph's tensor is (3, H, W), not {tuple(photo.shape)}")
+    levels = photo.detach().cpu()
+    if levels.dtype != torch.uint8:
+        # Resizing overshoots 0 and 1 by a little; what lies far off was never scaled.
+        if not levels.is_floating_point() or not bool(((levels > -0.5) & (levels < 1.5)).all()):
+            raise UserError(
+                f"a photograph's tensor holds 0 to 255 as uint8, or 0 to 1 as floats, not this "
+                f"{photo.dtype}: convert it with .to(torch.uint8), or divide by 255"
+            )
+        levels = (levels.float().clamp(0, 1) * 255).round().byte()
+    return Image.fromarray(levels.expand(3, -1, -1).permute(1, 2, 0).numpy())
+
+
+def kind_of(thing: object) -> str:
+    return "None" if thing is None else f"of type {type(thing).__name__}"
 
 
 def fingerprint(tensor: Tensor) -> int:

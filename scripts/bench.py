@@ -1,27 +1,35 @@
-"""Measure what the README claims: `python scripts/bench.py aim` or `speed`, from the repository's root.
+"""Measure what the README claims: `python scripts/bench.py aim`, `speed` or `memory`, from the repository's root.
 
 aim: trains hard attention on the shapes (configs/shapes_hard.yaml) and prints how often the selected region
     lies on the named thing, on the test split, with the time that training took.
 speed: times the decoder's training step under each selection rule, interleaved in one run, as ratios to soft;
     and `captioner caption` as a whole process.
+memory: times encoding 32 photographs, and a training step, in a process that keeps freed memory as the commands
+    do and in one that does not, interleaved, as ratios.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from captioner.attention.estimators import ExpectationMixing
 from captioner.attention.selection import Argmax, Sample, SelectionRule, Soft
+from captioner.cli.memory import keep_freed_memory
 from captioner.model.decoder import Decoder
+from captioner.model.encoder import Encoder
 from captioner.training.objectives import word_loss
 
 ROOT = Path(__file__).parents[1]
@@ -62,24 +70,60 @@ def speed() -> int:
         "argmax": Argmax(),
         "sample, half expected": ExpectationMixing(torch.arange(32) % 2 == 0),
     }
-    torch.manual_seed(0)
-    decoder = Decoder(2542, 1280)
-    features = torch.randn(32, 49, 1280)
-    words = torch.randint(4, 2542, (32, 5, 13))
-    lengths = torch.full((32, 5), 12)
-
-    def step(rule: SelectionRule) -> None:
-        transcript = decoder(features, words, lengths, rule)
-        word_loss(transcript, 0.1).mean().backward()
-        decoder.zero_grad()
-
-    steps = {name: lambda rule=rule: step(rule) for name, rule in rules.items()}
+    steps = {name: partial(train_step, rule) for name, rule in rules.items()}
     print(f"training step, 160 captions of 12 words, {torch.get_num_threads()} threads")
     report(interleaved(steps, 8))
     photo = str(ROOT / "captioner" / "assets" / "photos" / "dog.jpg")
     print("captioner caption dog.jpg, whole process")
     report(interleaved({"one photograph": lambda: run("caption", photo)}, 5))
     return 0
+
+
+def memory() -> int:
+    """Two processes that take turns, as freed memory is kept for good once it is."""
+    spawn = multiprocessing.get_context("spawn")
+    works: dict[str, Callable[[], None]] = {
+        "encoding 32 photographs of 320 x 320": encode_photographs,
+        "training step, 160 captions of 12 words": partial(train_step, Soft()),
+    }
+    with (
+        ProcessPoolExecutor(1, spawn) as usual,
+        ProcessPoolExecutor(1, spawn, initializer=keep_freed_memory) as keeping,
+    ):
+        for title, work in works.items():
+            print(f"{title}, {torch.get_num_threads()} threads")
+            turns = {"freed memory goes back": usual, "freed memory is kept": keeping}
+            report(interleaved({name: partial(run_in, pool, work) for name, pool in turns.items()}, 8))
+    return 0
+
+
+def run_in(pool: ProcessPoolExecutor, work: Callable[[], None]) -> None:
+    pool.submit(work).result()
+
+
+@cache
+def captions() -> tuple[Decoder, Tensor, Tensor, Tensor]:
+    """A decoder and a batch for it: features, words, lengths."""
+    torch.manual_seed(0)
+    features, words = torch.randn(32, 49, 1280), torch.randint(4, 2542, (32, 5, 13))
+    return Decoder(2542, 1280), features, words, torch.full((32, 5), 12)
+
+
+def train_step(rule: SelectionRule) -> None:
+    decoder, *batch = captions()
+    word_loss(decoder(*batch, rule), 0.1).mean().backward()
+    decoder.zero_grad()
+
+
+@cache
+def photographs() -> tuple[Encoder, Tensor]:
+    return Encoder(), torch.rand(32, 3, 320, 320)
+
+
+@torch.inference_mode()
+def encode_photographs() -> None:
+    encoder, pixels = photographs()
+    encoder(pixels)
 
 
 def interleaved(work: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
@@ -109,5 +153,5 @@ def run(*arguments: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("what", choices=("aim", "speed"))
-    sys.exit({"aim": aim, "speed": speed}[parser.parse_args().what]())
+    parser.add_argument("what", choices=("aim", "speed", "memory"))
+    sys.exit({"aim": aim, "speed": speed, "memory": memory}[parser.parse_args().what]())

@@ -1,4 +1,6 @@
 import json
+import math
+import re
 import shutil
 import subprocess
 import sys
@@ -151,15 +153,77 @@ def test_broken_models_are_one_clear_line(captioner, tmp_path):
         Captioner.load(folder)
 
 
-def test_bad_settings_and_photos(captioner, photos):
-    with pytest.raises(UserError, match="beam size"):
-        captioner.caption(photos[0], beam_size=0)
-    with pytest.raises(UserError, match="unknown selection rule 'hard'"):
-        captioner.caption(photos[0], selection="hard")
-    with pytest.raises(UserError, match=r"\(3, H, W\), not \(4, 5, 6\)"):
-        captioner.caption(torch.zeros(4, 5, 6))
-    with pytest.raises(UserError, match=r"absent\.jpg"):
-        captioner.caption("absent.jpg")
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"beam_size": 0}, "beam_size must be from 1 to 100, not 0"),
+        ({"beam_size": 10**6}, "beam_size must be from 1 to 100, not 1000000"),
+        ({"beam_size": "3"}, "beam_size must be from 1 to 100 and a whole number, not '3'"),
+        ({"max_length": 0}, "max_length must be from 1 to 1000"),
+        ({"length_penalty": math.nan}, "length_penalty must be from 0 to 10, not nan"),
+        ({"length_penalty": math.inf}, "length_penalty must be from 0 to 10, not inf"),
+        ({"length_penalty": 1e308}, "length_penalty must be from 0 to 10"),
+        ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
+        ({"batch_size": -1}, "batch_size must be at least 1, not -1"),
+        ({"selection": "hard"}, "unknown selection rule 'hard'"),
+    ],
+)
+def test_bad_settings(captioner, photos, settings, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        captioner.caption(photos, **settings)
+
+
+@pytest.mark.parametrize(
+    ("photo", "message"),
+    [
+        (None, "cannot be None"),
+        (5, "cannot be of type int"),
+        ({"dog.jpg"}, "cannot be of type set"),
+        (np.zeros((4, 4, 3), np.uint8), "of type ndarray.*fromarray"),
+        ("absent.jpg", r"absent\.jpg"),
+        (torch.zeros(4, 5, 6), r"\(3, H, W\), not \(4, 5, 6\)"),
+        (torch.zeros(3, 0, 6), r"\(3, H, W\), not \(3, 0, 6\)"),
+        (torch.ones(3, 4, 4, dtype=torch.complex64), "complex64.*divide by 255"),
+        (torch.full((3, 4, 4), 200), "int64.*uint8"),
+        (torch.full((3, 4, 4), 200.0), "float32.*divide by 255"),
+        (torch.full((3, 4, 4), math.nan), "float32"),
+    ],
+)
+def test_what_is_no_photograph(captioner, photo, message):
+    for asked in (photo, [photo]):
+        with pytest.raises(UserError, match=message):
+            captioner.caption(asked)
+
+
+def test_a_generator_of_photographs_is_a_list(captioner, photos):
+    captions = captioner.caption(photo for photo in photos)
+    assert [c.text for c in captions] == [c.text for c in captioner.caption(photos)]
+    with pytest.raises(UserError, match="takes a list of photographs, not of type str"):
+        captioner.encode("dog.jpg")
+
+
+def test_damaged_weights_are_said_to_be(captioner, tmp_path):
+    with torch.no_grad():
+        captioner.decoder.output.bias[2] = math.nan
+    with pytest.raises(UserError, match=r"damaged \(decoder\.output\.bias is not finite\)"):
+        Captioner.load(captioner.save(tmp_path / "model"))
+
+
+def test_sizes_that_do_not_fit_the_weights_take_no_memory(captioner, tmp_path):
+    folder = captioner.save(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["decoder"]["hidden_size"] = 10**6
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"decoder\.\S+ is \(.*\), not \(.*000000.*\): copy"):
+        Captioner.load(folder)
+
+
+def test_a_model_is_where_it_was_asked_to_be(captioner, tmp_path):
+    folder = captioner.save(tmp_path / "model")
+    assert Captioner.load(folder, device="cpu").device == torch.device("cpu")
+    assert Captioner.load(folder).device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+    with pytest.raises(UserError, match="no device 'gpu' here"):
+        Captioner.load(folder, device="gpu")
 
 
 @pytest.mark.parametrize("name", ["flickr8k-soft", "flickr8k-hard"])

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "captioner"
 
 # From the bottom up: a part imports from its own layer or from lower ones.
 LAYERS = (
-    ("errors", "files", "geometry", "text", "attention"),
+    ("errors", "bounds", "files", "geometry", "text", "attention"),
     ("caption", "data", "model"),
     ("decoding",),
     ("captioner",),
@@ -26,6 +26,7 @@ BOTTOM_ALONE = {
     "text": {"errors", "files"},
     "attention": {"errors"},
     "errors": set(),
+    "bounds": {"errors"},
     "files": set(),
 }
 # The picture of a caption is a method of the caption, for the user's sake.

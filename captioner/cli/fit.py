@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from captioner.bounds import Bounds, check_all
 from captioner.errors import UserError
 
 SUMMARY = "train soft or hard attention on a prepared data set"
+
+# What Lightning takes and fails at later, or trains to no end or to no model.
+SEED = Bounds(0, 2**32 - 1, whole=True)
+ONE_OR_MORE, SOME = Bounds(1, whole=True), Bounds(0, above=True)
+TRAINER = {
+    "max_epochs": ONE_OR_MORE,
+    "max_steps": ONE_OR_MORE,
+    "accumulate_grad_batches": ONE_OR_MORE,
+    "log_every_n_steps": ONE_OR_MORE,
+    "limit_train_batches": SOME,
+    "limit_val_batches": SOME,
+    "val_check_interval": SOME,
+}
+INSTEAD = {"gradient_clip_val": "model.gradient_norm", "overfit_batches": "trainer.limit_train_batches"}
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -18,8 +33,10 @@ def run(arguments: Sequence[str]) -> int:
     checkpoint, and the logs.
     """
     from jsonargparse import ArgumentError
+    from lightning.pytorch import Trainer
     from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
     from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
     from captioner.data.datamodule import CaptionDataModule
     from captioner.training.callbacks import RandomState, SaveBest
@@ -45,13 +62,17 @@ def run(arguments: Sequence[str]) -> int:
             )
             parser.link_arguments("trainer.default_root_dir", "checkpoint.dirpath")
 
+        def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+            try:
+                super().parse_arguments(parser, args)
+            except UnicodeDecodeError as error:
+                raise UserError(f"--config is not a YAML file ({error}): give another") from None
+            check_settings(self.config["fit"].as_dict())
+
         def _parse_ckpt_path(self) -> None:
-            """A resumed run has the settings it is given, not the checkpoint's."""
+            """A resumed run has the settings it is given; the checkpoint's are the same."""
 
         def before_instantiate_classes(self) -> None:
-            checkpoint = self.config["fit"]["ckpt_path"]
-            if checkpoint is not None and not Path(checkpoint).is_file():
-                raise UserError(f"no checkpoint at {checkpoint}: give --ckpt_path a run's last.ckpt")
             trainer = self.config["fit"]["trainer"]
             if trainer["logger"] is None:
                 place = trainer["default_root_dir"] or "."
@@ -62,6 +83,12 @@ def run(arguments: Sequence[str]) -> int:
                     }
                     for kind, name in (("CSVLogger", "csv"), ("TensorBoardLogger", "tensorboard"))
                 ]
+
+        def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+            try:
+                return super().instantiate_trainer(**kwargs)
+            except (ValueError, TypeError) as error:  # of settings alone: nothing has run yet
+                raise UserError(f"the trainer cannot be set up: {error}") from None
 
     with warnings.catch_warnings():
         # A frozen encoder stays in evaluation mode, and batches come ready from the feature store.
@@ -81,4 +108,47 @@ def run(arguments: Sequence[str]) -> int:
             )
         except ArgumentError as error:
             raise UserError(f"{error}: see `captioner fit --help`") from None
+        except MisconfigurationException as error:
+            raise UserError(f"the trainer cannot do this: {error}") from None
+        except SystemExit as end:
+            if isinstance(end.__context__, KeyboardInterrupt):  # Lightning turns it into exit code 1
+                raise KeyboardInterrupt from None
+            raise
     return 0
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Refuse before anything is set up what would fail, or leave no model, after hours.
+
+    Raises:
+        UserError: a number is out of its bounds, a figure is not logged, or a checkpoint is of another run.
+    """
+    from captioner.data import datamodule
+    from captioner.training import module
+    from captioner.training.resuming import check_same_settings, read_checkpoint
+
+    if not isinstance(settings["seed_everything"], bool):
+        SEED.check("seed_everything", settings["seed_everything"])
+    check_trainer(settings["trainer"])
+    check_all(datamodule.BOUNDS, settings["data"], "data.")
+    module.check_settings(settings["model"])
+    logged = [f"val/{name}" for name in module.SCORES]
+    for callback in ("save_best", "early_stopping"):
+        if (monitor := settings[callback]["monitor"]) not in logged:
+            known = ", ".join(logged)
+            raise UserError(f"{callback}.monitor {monitor!r} is not logged: choose one of {known}")
+    if settings["ckpt_path"] is not None:
+        check_same_settings(read_checkpoint(settings["ckpt_path"]), settings["model"])
+
+
+def check_trainer(settings: Mapping[str, Any]) -> None:
+    numbers = {name: value for name, value in settings.items() if isinstance(value, int | float)}
+    if numbers["max_steps"] == -1:  # as many as there are
+        del numbers["max_steps"]
+    epochs = Bounds(1, settings["max_epochs"] or 1000, whole=True)
+    check_all(TRAINER | {"check_val_every_n_epoch": epochs}, numbers, "trainer.")
+    for name, instead in INSTEAD.items():
+        if settings[name]:
+            raise UserError(f"trainer.{name} has no effect here: set {instead}")
+    if settings["enable_checkpointing"] is False:
+        raise UserError("trainer.enable_checkpointing cannot be false: a run keeps its last checkpoint")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from captioner.bounds import Bounds, check_all
 from captioner.data import images
 from captioner.data.captions import CaptionedImage
 from captioner.data.prepared import Prepared
@@ -17,6 +18,12 @@ from captioner.data.sampling import LengthBuckets
 from captioner.errors import UserError
 from captioner.text.tokenizer import tokenize
 from captioner.text.vocabulary import Vocabulary
+
+BOUNDS = {
+    "batch_size": Bounds(1, whole=True),
+    "longest": Bounds(1, whole=True),
+    "workers": Bounds(0, 1000, whole=True),
+}
 
 
 @dataclass
@@ -39,7 +46,10 @@ class Batch:
 
 
 class CaptionDataset(Dataset):
-    """Whole batches by lists of indices."""
+    """Whole batches by lists of indices; a batch with a photograph that cannot be read is its error.
+
+    Raised in a worker process, the error would come here in a traceback's text.
+    """
 
     def __init__(self, prepared: Prepared, split: str, photographs: bool = False, longest: int = 30) -> None:
         self.prepared, self.photographs = prepared, photographs
@@ -52,7 +62,13 @@ class CaptionDataset(Dataset):
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, batch: Sequence[int]) -> Batch:
+    def __getitem__(self, batch: Sequence[int]) -> Batch | UserError:
+        try:
+            return self.collect(batch)
+        except UserError as error:
+            return error
+
+    def collect(self, batch: Sequence[int]) -> Batch:
         chosen = [self.images[i] for i in batch]
         names = [image.file_name for image in chosen]
         words, lengths = pad([self.encoded[i] for i in batch])
@@ -92,13 +108,7 @@ class CaptionDataModule(L.LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        for name, value, least in (
-            ("batch_size", batch_size, 1),
-            ("longest", longest, 1),
-            ("workers", workers, 0),
-        ):
-            if value < least:
-                raise UserError(f"data.{name} must be at least {least}, not {value}")
+        check_all(BOUNDS, {"batch_size": batch_size, "longest": longest, "workers": workers}, "data.")
         self.prepared = Prepared.open(prepared)
         self.batch_size, self.photographs, self.longest = batch_size, photographs, longest
         self.workers, self.seed = workers, seed
@@ -133,6 +143,11 @@ class CaptionDataModule(L.LightningDataModule):
             pin_memory=torch.cuda.is_available(),
             persistent_workers=self.workers > 0,
         )
+
+    def on_before_batch_transfer(self, batch: Batch | UserError, dataloader_idx: int) -> Batch:
+        if isinstance(batch, UserError):
+            raise batch
+        return batch
 
     def references(self) -> dict[int | str, list[str]]:
         """The validation captions by photograph."""

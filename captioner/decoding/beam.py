@@ -12,8 +12,6 @@ from captioner.attention.selection import SelectionRule
 from captioner.model.decoder import Decoder, State, Step
 from captioner.text.vocabulary import Vocabulary
 
-NEVER = (Vocabulary.pad, Vocabulary.start, Vocabulary.unknown)
-
 
 @dataclass(frozen=True)
 class Hypothesis:
@@ -111,7 +109,7 @@ def beam_search(
     for t in range(max_length + 1):
         u = uniform([generators[i] for i in active], beam_size, device) if rule.stochastic else None
         log_probs, state, step = decoder.step(words, state, memory, rule, u)
-        log_probs[..., NEVER] = -torch.inf
+        log_probs[..., Vocabulary.never] = -torch.inf
         likeliest = log_probs.argmax(-1)
         if t == max_length:
             log_probs[..., : Vocabulary.end] = log_probs[..., Vocabulary.end + 1 :] = -torch.inf

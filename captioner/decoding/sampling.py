@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from captioner.attention.selection import SelectionRule
-from captioner.decoding.beam import NEVER
 from captioner.model.decoder import Decoder
 from captioner.text.vocabulary import Vocabulary
 
@@ -47,7 +46,7 @@ def sample_captions(
     lengths = torch.zeros_like(word)
     for _ in range(max_length):
         log_probs, state, step = decoder.step(word, state, memory, rule)
-        log_probs[..., NEVER] = -torch.inf
+        log_probs[..., Vocabulary.never] = -torch.inf
         drawn = torch.multinomial(log_probs.exp().flatten(0, 1), 1).view_as(word)
         word = torch.where(going, drawn, Vocabulary.pad)
         words.append(word)

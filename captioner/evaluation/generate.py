@@ -2,18 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from captioner.caption import Caption
 from captioner.captioner import Captioner
 from captioner.data.captions import CaptionedImage
-from captioner.data.features import progress_bar, store_key
+from captioner.data.features import FeatureStore, progress_bar, store_key
 from captioner.data.prepared import Prepared
 from captioner.errors import UserError
 from captioner.files import write_json
 from captioner.model.regions import Regions
+
+
+@dataclass(frozen=True)
+class RegionSource:
+    """The regions of a prepared set's photographs, by file name.
+
+    Attributes:
+        captioner: whose encoder it is.
+        prepared: the data set.
+        store: its features; None for a fine-tuned encoder, which has to encode the photographs themselves.
+    """
+
+    captioner: Captioner
+    prepared: Prepared
+    store: FeatureStore | None
+
+    @classmethod
+    def open(cls, captioner: Captioner, prepared: Prepared) -> RegionSource:
+        """Raises UserError where the stored features are another encoder's."""
+        key = store_key(captioner.encoder, captioner.preprocess)
+        fine_tuned = captioner.encoder.weights is None and key != prepared.key
+        return cls(captioner, prepared, None if fine_tuned else prepared.features(key))
+
+    def __getitem__(self, names: Sequence[str]) -> Regions:
+        if self.store is None:
+            return self.captioner.encode([self.prepared.images / name for name in names])
+        features = self.store.batch(names).to(self.captioner.device)
+        return Regions(features, self.store.grid, sources=list(names))
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Captions by image id, and the seconds that decoding them took, without reading their regions."""
+
+    captions: dict[int | str, Caption]
+    seconds: float
 
 
 def generate(
@@ -37,25 +75,28 @@ def generate(
         UserError: no such split, features that another encoder made, an unknown selection rule.
     """
     images = split_images(prepared, split, limit)
-    key = store_key(captioner.encoder, captioner.preprocess)
-    # A fine-tuned encoder has no stored features: the photographs themselves are encoded.
-    fine_tuned = captioner.encoder.weights is None and key != prepared.key
-    store = None if fine_tuned else prepared.features(key)
+    source = RegionSource.open(captioner, prepared)
+    settings = {"selection": selection, "beam_size": beam_size, "seed": seed} | decoding
+    return caption_images(source, images, batch_size, **settings).captions
+
+
+def caption_images(
+    source: RegionSource, images: Sequence[CaptionedImage], batch_size: int = 64, **decoding: Any
+) -> Generated:
+    """Caption images, with settings of `Captioner.decode`."""
     captions: dict[int | str, Caption] = {}
-    title = f"captioning {split}, {selection or captioner.selection}"
+    seconds = 0.0
+    title = f"captioning, {decoding.get('selection') or source.captioner.selection}"
     with progress_bar(title, len(images)) as advance:
         for first in range(0, len(images), batch_size):
             batch = images[first : first + batch_size]
-            names = [image.file_name for image in batch]
-            if store is None:
-                regions = captioner.encode([prepared.images / name for name in names])
-            else:
-                features = store.batch(names).to(captioner.device)
-                regions = Regions(features, store.grid, sources=list(names))
-            decoded = captioner.decode(regions, selection, beam_size=beam_size, seed=seed, **decoding)
+            regions = source[[image.file_name for image in batch]]
+            started = time.perf_counter()
+            decoded = source.captioner.decode(regions, **decoding)
+            seconds += time.perf_counter() - started
             captions |= {image.id: caption for image, caption in zip(batch, decoded, strict=True)}
             advance(len(batch))
-    return captions
+    return Generated(captions, seconds)
 
 
 def split_images(prepared: Prepared, split: str, limit: int | None = None) -> list[CaptionedImage]:

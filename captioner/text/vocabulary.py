@@ -17,12 +17,14 @@ class Vocabulary:
     Attributes:
         words: all words; a word's position is its index.
         pad, start, end, unknown: indices of the special words, the same in every vocabulary.
+        never: those of them that no caption says.
 
     Raises:
         ValueError: the special words are not first, or a word is there twice.
     """
 
     pad, start, end, unknown = range(4)
+    never = (pad, start, unknown)
     special = ("<pad>", "<start>", "<end>", "<unk>")
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -93,9 +95,6 @@ class Vocabulary:
 
     def __len__(self) -> int:
         return len(self.words)
-
-    def __contains__(self, word: object) -> bool:
-        return word in self.index
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Vocabulary) and self.words == other.words

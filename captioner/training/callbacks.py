@@ -60,26 +60,38 @@ class SaveBest(Callback):
 
 
 class RandomState(Callback):
-    """Keep torch's random state in checkpoints, so that a resumed run draws what the whole run would."""
+    """Keep every process's random state in checkpoints, so that a resumed run draws what the whole would."""
+
+    def __init__(self) -> None:
+        self.saved: dict[str, Any] | None = None
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        checkpoint["random_state"] = {
+        mine = {
             "cpu": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
         }
+        states: list[Any] = [mine] * trainer.world_size
+        if trainer.world_size > 1:
+            torch.distributed.all_gather_object(states, mine)
+        checkpoint["random_states"] = states
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        self.saved = checkpoint.get("random_state")
+        states = checkpoint.get("random_states", [])
+        if len(states) != trainer.world_size:
+            raise UserError(
+                f"the checkpoint has the random states of {len(states)} processes, this run has "
+                f"{trainer.world_size}: resume with the same trainer.devices and version"
+            )
+        self.saved = states[trainer.global_rank]
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        saved = getattr(self, "saved", None)
-        if saved is None:
+        if self.saved is None:
             return
-        torch.set_rng_state(saved["cpu"])
-        if saved["cuda"]:
-            torch.cuda.set_rng_state_all(saved["cuda"])
+        torch.set_rng_state(self.saved["cpu"])
+        if self.saved["cuda"] is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(self.saved["cuda"])
         self.saved = None

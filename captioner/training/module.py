@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,17 +13,18 @@ from torch.nn.utils import clip_grad_norm_
 
 from captioner.attention.estimators import ExpectationMixing, MovingAverage, Replay
 from captioner.attention.selection import SelectionRule, Soft
-from captioner.captioner import Captioner
+from captioner.bounds import Bounds, check_all
+from captioner.captioner import DECODING, Captioner
 from captioner.data.datamodule import Batch, CaptionDataModule, unpad
 from captioner.data.features import store_key
 from captioner.data.prepared import Prepared
-from captioner.decoding.beam import NEVER
 from captioner.decoding.sampling import Draws, sample_captions
 from captioner.errors import UserError
 from captioner.evaluation.metrics import score
 from captioner.model.decoder import Decoder
 from captioner.model.encoder import Encoder
 from captioner.model.regions import Regions
+from captioner.text.vocabulary import Vocabulary
 from captioner.training.objectives import (
     Loss,
     hard_objective,
@@ -30,7 +32,33 @@ from captioner.training.objectives import (
     soft_objective,
     word_log_probs,
 )
+from captioner.training.resuming import check_same_data, check_same_settings
 from captioner.training.reward import CiderD
+
+SCORES = ("BLEU-4", "CIDEr")  # of each validation, logged as val/BLEU-4 and val/CIDEr
+
+SIZE = Bounds(1, 10_000, whole=True)
+SHARE_LEFT_OUT = Bounds(0, 1, below=True)
+FACTOR = Bounds(0)
+BOUNDS = {
+    "feature_size": SIZE,
+    "embedding_size": SIZE,
+    "hidden_size": SIZE,
+    "attention_size": SIZE,
+    "dropout": SHARE_LEFT_OUT,
+    "region_dropout": SHARE_LEFT_OUT,
+    "label_smoothing": SHARE_LEFT_OUT,
+    "learning_rate": Bounds(0, above=True),
+    "doubly_stochastic": FACTOR,
+    "lambda_r": FACTOR,
+    "lambda_e": FACTOR,
+    "expectation": Bounds(0, 1),
+    "gradient_norm": Bounds(0, above=True),
+    "self_critical": Bounds(0, 1000, whole=True),
+    "finetune_from": Bounds(0, whole=True),
+    "encoder_learning_rate": Bounds(0, above=True),
+    "validate_beam": DECODING["beam_size"],
+}
 
 
 class CaptioningModule(L.LightningModule):
@@ -52,8 +80,8 @@ class CaptioningModule(L.LightningModule):
         expectation: probability, per photograph, that a draw is replaced by its expectation.
         gradient_norm: gradients are clipped to this norm.
         self_critical: captions that are drawn of each photograph and learnt from by their CIDEr-D (Rennie et
-            al. 2017, arXiv 1612.00563), in place of people's captions and without dropout; 0 learns from
-            people's.
+            al. 2017, arXiv 1612.00563), in place of people's captions; `dropout` has no effect
+            then. 0 learns from people's.
         finetune_from: the epoch from which the encoder learns too; None keeps it frozen.
         encoder_learning_rate: the encoder's, as a share of `learning_rate`.
         validate_with: selection rule and
@@ -87,16 +115,7 @@ class CaptioningModule(L.LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        check_shares(
-            dropout=dropout,
-            region_dropout=region_dropout,
-            label_smoothing=label_smoothing,
-            expectation=expectation,
-        )
-        if self_critical == 1 or self_critical < 0:
-            raise UserError(
-                f"model.self_critical must be 0, or at least 2 draws to compare, not {self_critical}"
-            )
+        check_settings(self.hparams)
         data = Prepared.open(prepared)
         encoder = Encoder(**data.encoder)
         self.grid, region_size = encoder.measure(data.preprocess.size)
@@ -107,7 +126,7 @@ class CaptioningModule(L.LightningModule):
             embedding_size,
             hidden_size,
             attention_size,
-            dropout,
+            0.0 if self_critical else dropout,
         )
         rule = validate_with or ("soft" if attention == "soft" else "argmax")
         self.captioner = Captioner(
@@ -171,19 +190,23 @@ class CaptioningModule(L.LightningModule):
         return torch.rand(len(features), device=features.device) < self.settings.expectation
 
     def self_critical(self, features: Tensor, batch: Batch) -> Loss:
-        """The loss of captions that the model draws itself, without dropout.
+        """The loss of captions that the model draws itself.
 
-        The draws must come from the distribution that is trained: with dropout in one reading alone, or words
-        that are never drawn, what is punished never grows rarer, and its likelihood falls without end.
+        The draws must come from the distribution that is trained: with dropout, which differs from reading to
+        reading, or words that are never drawn, what is punished never grows rarer, and its likelihood falls
+        without end.
         """
-        decoder = self.captioner.decoder.eval()
-        hard = self.settings.attention == "hard"
-        expected = self.coins(features)
-        rule: SelectionRule = ExpectationMixing(expected) if hard else Soft()
-        draws = sample_captions(decoder, features, rule, self.settings.self_critical)
+        decoder, n = self.captioner.decoder, self.settings.self_critical
+        if self.settings.attention == "soft":
+            draws = sample_captions(decoder, features, Soft(), n)
+            again: SelectionRule = Soft()
+        else:
+            expected = self.coins(features)
+            draws = sample_captions(decoder, features, ExpectationMixing(expected), n)
+            assert draws.selected is not None
+            again = Replay(draws.selected, expected)
         rewards = self.rewards(draws, batch)
-        rule = Soft() if draws.selected is None else Replay(draws.selected, expected)
-        transcript = decoder(features, draws.words, draws.lengths, rule).without(NEVER)
+        transcript = decoder(features, draws.words, draws.lengths, again).without(Vocabulary.never)
         return self_critical_objective(transcript, rewards)
 
     def rewards(self, draws: Draws, batch: Batch) -> Tensor:
@@ -220,14 +243,15 @@ class CaptioningModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["steps"] = int(self.trainer.estimated_stepping_batches)
+        checkpoint["vocabulary"] = self.captioner.vocabulary.fingerprint()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        steps = int(self.trainer.estimated_stepping_batches)
-        if checkpoint["steps"] != steps:
-            raise UserError(
-                f"the checkpoint is of a run of {checkpoint['steps']} steps, this one has {steps}, and the "
-                "learning rate follows the whole run: resume with the same trainer.max_epochs and data"
-            )
+        check_same_settings(checkpoint, self.settings)
+        check_same_data(
+            checkpoint,
+            int(self.trainer.estimated_stepping_batches),
+            self.captioner.vocabulary.fingerprint(),
+        )
 
     def on_train_epoch_start(self) -> None:
         finetune = self.settings.finetune_from
@@ -245,7 +269,7 @@ class CaptioningModule(L.LightningModule):
             return
         references = self.trainer.datamodule.references()  # type: ignore[attr-defined]
         asked = {image: references[image] for image in captions}
-        scores = score(asked, captions, tokenizer="python", metrics=("BLEU-4", "CIDEr"))
+        scores = score(asked, captions, tokenizer="python", metrics=SCORES)
         for name, value in scores.metrics.items():
             if value is not None:
                 self.log(f"val/{name}", value, prog_bar=True, sync_dist=True)
@@ -269,7 +293,9 @@ class CaptioningModule(L.LightningModule):
         if self.settings.finetune_from is not None:
             groups.append({"params": list(self.captioner.encoder.parameters())})
             rates.append(rate * share)
-        optimizer = torch.optim.Adam(groups, lr=rate, fused=True)
+        # With a gradient scaler, a fused optimiser would unscale gradients only after they are clipped.
+        scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
+        optimizer = torch.optim.Adam(groups, lr=rate, fused=not scaled)
         steps = int(self.trainer.estimated_stepping_batches)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -294,7 +320,7 @@ def copy_decoder(model: str | Path, captioner: Captioner) -> None:
     Raises:
         UserError: it has another vocabulary, encoder or preprocessing, or other sizes.
     """
-    other = Captioner.load(model)
+    other = Captioner.load(model, device="cpu")
     if other.vocabulary != captioner.vocabulary:
         raise UserError(
             f"model.start {model} has another vocabulary ({len(other.vocabulary)} words, this data set has "
@@ -309,8 +335,12 @@ def copy_decoder(model: str | Path, captioner: Captioner) -> None:
     captioner.decoder.load_state_dict(other.decoder.state_dict())
 
 
-def check_shares(**settings: float) -> None:
-    """Settings that are probabilities."""
-    for name, value in settings.items():
-        if not 0 <= value <= 1:
-            raise UserError(f"model.{name} must be from 0 to 1, not {value}")
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Refuse settings that no training can follow.
+
+    Raises:
+        UserError: a number is out of its bounds.
+    """
+    check_all(BOUNDS, settings, "model.")
+    if settings["self_critical"] == 1:
+        raise UserError("model.self_critical must be 0, or at least 2 draws to compare, not 1")

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from captioner.attention.estimators import Replay
 from captioner.attention.selection import Argmax, Sample, Soft, entropy, inverse_transform, selection_rule
 from captioner.errors import UserError
 
@@ -68,9 +69,19 @@ def test_entropy_of_extreme_scores_is_a_number():
 
 def test_an_underflowing_weight_has_a_finite_log_probability():
     scores = torch.tensor([[[0.0, -200.0]]], requires_grad=True)
-    log_prob = scores.log_softmax(-1)[..., 1]
-    log_prob.sum().backward()
-    assert log_prob.item() == pytest.approx(-200.0) and scores.grad.isfinite().all()
+    replay = Replay(torch.tensor([[[1]]]), expected=torch.tensor([False]))
+    selection = replay(scores, torch.tensor([[[2.0], [6.0]]]))
+    selection.log_prob.sum().backward()
+    assert selection.weights[0, 0, 1].item() == 0.0 and selection.context.item() == 6.0
+    assert selection.log_prob.item() == pytest.approx(-200.0)
+    assert scores.grad[0, 0].tolist() == pytest.approx([-1.0, 1.0])
+
+
+@pytest.mark.parametrize("u", [0.0, 0.5, 1 - 1e-7])
+def test_a_weight_that_underflows_is_never_drawn(u):
+    scores = torch.tensor([[[-200.0, 0.0, -200.0]]])
+    selection = Sample()(scores, torch.tensor([[[2.0], [6.0], [10.0]]]), torch.tensor([[u]]))
+    assert selection.selected.item() == 1 and selection.log_prob.item() == 0.0
 
 
 def test_unknown_rule_names_the_known_ones():

@@ -1,15 +1,21 @@
 import csv
 import json
+import signal
 
 import pytest
+import safetensors.torch
 import torch
 import yaml
 
 from captioner.captioner import Captioner
+from captioner.cli import main
 from captioner.data.images import Preprocess
 from captioner.data.prepared import prepare
 from captioner.data.shapes import write_shapes
+from captioner.evaluation.generate import generate, references
+from captioner.evaluation.metrics import score
 from captioner.model.encoder import Encoder
+from captioner.training.module import CaptioningModule
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +65,43 @@ def test_fit_leaves_a_model_logs_and_a_checkpoint_to_resume_from(process, config
     assert again.returncode == 0, again.stderr
     longer = process("fit", "--config", config, "--ckpt_path", run / "last.ckpt", "--trainer.max_epochs", 3)
     assert longer.returncode == 2 and "same trainer.max_epochs" in longer.stderr
+    softer = process("fit", "--config", config, "--ckpt_path", run / "last.ckpt", "--model.attention", "soft")
+    assert softer.returncode == 2 and softer.stderr.count("\n") == 1
+    assert "a run with model.attention hard, this one has soft" in softer.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--data.batch_size", "0"), "data.batch_size must be at least 1, not 0"),
-        (("--model.dropout", "2"), "model.dropout must be from 0 to 1, not 2"),
+        (("--model.dropout", "1"), "model.dropout must be from 0 to below 1, not 1.0"),
+        (("--model.region_dropout", "1"), "model.region_dropout must be from 0 to below 1"),
+        (("--model.label_smoothing", "1"), "model.label_smoothing must be from 0 to below 1"),
         (("--model.expectation", "-1"), "model.expectation must be from 0 to 1"),
+        (("--model.gradient_norm", "0"), "model.gradient_norm must be above 0, not 0.0"),
+        (("--model.feature_size", "0"), "model.feature_size must be from 1 to 10000, not 0"),
+        (("--model.embedding_size", "-1"), "model.embedding_size must be from 1"),
+        (("--model.hidden_size", "10000000"), "model.hidden_size must be from 1 to 10000"),
+        (("--model.attention_size", "0"), "model.attention_size must be from 1"),
+        (("--model.learning_rate", ".nan"), "model.learning_rate must be above 0, not nan"),
+        (("--model.encoder_learning_rate", "-1"), "model.encoder_learning_rate must be above 0"),
+        (("--model.finetune_from", "-1"), "model.finetune_from must be at least 0"),
+        (("--model.validate_beam", "0"), "model.validate_beam must be from 1 to 100"),
+        (("--model.lambda_r", ".nan"), "model.lambda_r must be at least 0, not nan"),
+        (("--model.doubly_stochastic", ".inf"), "model.doubly_stochastic must be at least 0, not inf"),
+        (("--model.self_critical", "1"), "at least 2 draws"),
+        (("--seed_everything", "-5"), "seed_everything must be from 0 to 4294967295, not -5"),
+        (("--trainer.max_epochs", "-1"), "trainer.max_epochs must be at least 1, not -1"),
+        (("--trainer.max_steps", "0"), "trainer.max_steps must be at least 1"),
+        (("--trainer.limit_val_batches", "0"), "trainer.limit_val_batches must be above 0"),
+        (("--trainer.limit_train_batches", "0"), "trainer.limit_train_batches must be above 0"),
+        (("--trainer.accumulate_grad_batches", "0"), "trainer.accumulate_grad_batches must be at least 1"),
+        (("--trainer.check_val_every_n_epoch", "3"), "must be from 1 to 2, not 3"),
+        (("--trainer.enable_checkpointing", "false"), "trainer.enable_checkpointing cannot be false"),
+        (("--trainer.gradient_clip_val", "1"), "set model.gradient_norm"),
+        (("--trainer.devices", "0"), "`Trainer(devices='0')` value is not a valid"),
+        (("--trainer.strategy", "foo"), "invalid strategy name: `strategy='foo'`"),
+        (("--early_stopping.monitor", "val/foo"), "early_stopping.monitor 'val/foo' is not logged"),
         (("--data.prepared", "absent"), "no prepared data set at absent"),
         (("--model.attention", "medium"), "medium"),
         (("--model.start", "absent"), "no model 'absent'"),
@@ -80,16 +115,98 @@ def test_bad_settings_are_one_line(refused, config, arguments, message):
     assert message in refused("fit", "--config", config, *arguments)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"text", safetensors.torch.save({"a": torch.ones(2)}), [1, 2], {"state_dict": {}, "epoch": 3}],
+    ids=["empty", "text", "safetensors", "list", "another program's"],
+)
+def test_a_file_that_is_no_checkpoint_is_refused_before_anything_is_written(
+    refused, config, tmp_path, content
+):
+    path = tmp_path / "odd.ckpt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    assert f"{path} is not a checkpoint" in refused("fit", "--config", config, "--ckpt_path", path)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_configuration_of_bytes_is_one_line(refused, tmp_path):
+    (tmp_path / "bytes.yaml").write_bytes(bytes(range(256)))
+    assert "--config is not a YAML file" in refused("fit", "--config", tmp_path / "bytes.yaml")
+
+
+def test_an_interrupted_run_says_so(config, monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(CaptioningModule, "training_step", interrupt)
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        assert main(["fit", "--config", str(config)]) == 130
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert "captioner: interrupted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_photograph_that_cannot_be_read_is_one_line(process, config, tmp_path, workers):
+    captions = write_shapes(tmp_path, train=4, val=2, test=2)
+    data = prepare(
+        captions, tmp_path / "images", tmp_path, Encoder("patches"), Preprocess((112, 112)), 1, workers=0
+    )
+    photo = data.images / data.captions.split("train")[0].file_name
+    photo.write_bytes(b"no picture")
+    asked = ("--data.prepared", tmp_path, "--data.photographs", "true", "--data.workers", workers)
+    done = process("fit", "--config", config, *asked)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"captioner: error: {photo} is not a picture")
+
+
 def test_features_of_another_encoder_are_refused(refused, config, prepared, monkeypatch):
     monkeypatch.setattr(Encoder, "fingerprint", lambda self: "another")
     assert "was made with weights" in refused("fit", "--config", config)
 
 
-def test_two_processes_share_the_batches(process, config, tmp_path):
-    """Two batches an epoch are one step of each process; all validation photographs are captioned once."""
-    two = ("--trainer.devices", 2, "--trainer.strategy", "ddp", "--model.expectation", 0.0)
-    done = process("fit", "--config", config, *two)
+TWO = ("--trainer.devices", 2, "--trainer.strategy", "ddp")
+
+
+def test_two_processes_share_the_batches(process, config, tmp_path, prepared):
+    """Two batches an epoch are one step of each process, and validation scores the captions of both."""
+    learnt = ("--model.attention", "soft", "--model.learning_rate", 0.03, "--trainer.max_epochs", 15)
+    done = process("fit", "--config", config, *TWO, *learnt)
     assert done.returncode == 0, done.stderr
     checkpoint = torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)
-    assert checkpoint["epoch"] == 1 and checkpoint["global_step"] == 2
-    assert Captioner.load(tmp_path / "run" / "model").trained_with == "sample"
+    assert checkpoint["epoch"] == 14 and checkpoint["global_step"] == 15
+    folder = tmp_path / "run" / "model"
+    model = Captioner.load(folder)
+    images = prepared.captions.split("val")
+    texts = {image: caption.text for image, caption in generate(model, prepared, "val", beam_size=1).items()}
+    expected = score(references(images), texts, "python", ["CIDEr", "BLEU-4"]).metrics
+    notes = json.loads((folder / "config.json").read_text())["training"]
+    assert notes["val/CIDEr"] == pytest.approx(expected["CIDEr"], abs=1e-3) and expected["CIDEr"] > 0
+
+
+def test_each_process_resumes_with_its_own_random_state(process, config, tmp_path):
+    """Dropout and draws of both processes go on as they would have: 1 + 1 epochs equal 2."""
+    drawn = (*TWO, "--model.dropout", 0.5, "--checkpoint.save_top_k", -1, "--checkpoint.filename", "{epoch}")
+    run, again = tmp_path / "run", tmp_path / "again"
+    whole = process("fit", "--config", config, *drawn)
+    assert whole.returncode == 0, whole.stderr
+    half = ("--ckpt_path", run / "epoch=0.ckpt", "--trainer.default_root_dir", again)
+    resumed = process("fit", "--config", config, *drawn, *half)
+    assert resumed.returncode == 0, resumed.stderr
+    first, second = (torch.load(place / "epoch=1.ckpt", weights_only=True) for place in (run, again))
+    states = [state["cpu"] for state in first["random_states"]]
+    assert len(states) == 2 and not torch.equal(*states)
+    assert all(
+        torch.equal(a["cpu"], b["cpu"])
+        for a, b in zip(first["random_states"], second["random_states"], strict=True)
+    )
+    for name, value in first["state_dict"].items():
+        assert torch.equal(value, second["state_dict"][name]), name
+    alone = process("fit", "--config", config, *drawn[4:], "--ckpt_path", run / "epoch=0.ckpt")
+    assert alone.returncode == 2 and alone.stderr.splitlines()[-1].startswith(
+        "captioner: error: the checkpoint"
+    )

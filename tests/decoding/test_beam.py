@@ -122,10 +122,28 @@ def test_random_selection_depends_on_the_seed_alone(decoder, features):
 def test_an_unfinished_hypothesis_is_returned_flagged_with_its_weights(decoder, features):
     with torch.no_grad():
         decoder.output.bias[Vocabulary.end] = -1e4
-    for hypotheses in beam_search(decoder, features, Argmax(), 3, 5):
-        assert not hypotheses[0].finished
-        assert len(hypotheses[0].words) == 5 and hypotheses[0].weights.shape == (5, 3)
-        assert hypotheses[0].selected.shape == (5, 1)
+    for photo, hypotheses in zip(features, beam_search(decoder, features, Argmax(), 3, 5), strict=True):
+        for hypothesis in hypotheses:
+            words = hypothesis.words
+            assert not hypothesis.finished and len(words) == 5
+            assert hypothesis.weights.shape == (5, 3) and hypothesis.selected.shape == (5, 1)
+            without, forced = (log_probability(decoder, photo, words, Argmax(), end) for end in (False, True))
+            assert hypothesis.word_log_probs.sum().item() == pytest.approx(without, rel=1e-4)
+            assert hypothesis.log_prob == pytest.approx(forced, rel=1e-4)
+            assert forced < without - 9000
+            assert hypothesis.score == pytest.approx(hypothesis.log_prob / 6**0.7, rel=1e-4)
+
+
+def test_a_caption_is_unfinished_exactly_where_the_limit_cut_it(decoder, features):
+    whole = [found[0] for found in beam_search(decoder, features, Soft(), 1, 30)]
+    ended = [(i, h) for i, h in enumerate(whole) if h.finished and len(h.words) > 1]
+    assert ended
+    for i, hypothesis in ended:
+        length = len(hypothesis.words)
+        (fits,) = beam_search(decoder, features[i : i + 1], Soft(), 1, length)[0]
+        (cut,) = beam_search(decoder, features[i : i + 1], Soft(), 1, length - 1)[0]
+        assert fits.finished and fits.words == hypothesis.words
+        assert not cut.finished and cut.words == hypothesis.words[:-1]
 
 
 def test_a_caption_of_no_words_has_no_weights(decoder, features):

@@ -2,6 +2,7 @@ import statistics
 
 import pytest
 
+from captioner.data.features import FeatureStore
 from captioner.errors import UserError
 from captioner.evaluation.compare import Spread, compare, spreads
 from captioner.evaluation.generate import generate, references, split_images
@@ -43,6 +44,28 @@ def test_figures_are_those_of_the_runs(comparison, captioner, prepared):
         assert sample.metrics[name].mean == pytest.approx(sum(values) / 3)
         assert sample.metrics[name].std == pytest.approx(statistics.stdev(values))
         assert soft.metrics[name] == Spread(soft.runs[0][name], 0.0)
+
+
+def test_the_store_is_opened_once_and_only_decoding_is_timed(captioner, prepared, monkeypatch):
+    opened, clock, decode = [], [0.0], captioner.decode
+
+    def takes(seconds, work):
+        def slowly(*args, **kwargs):
+            clock[0] += seconds
+            return work(*args, **kwargs)
+
+        return slowly
+
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr(captioner, "decode", takes(8.0, decode))
+    monkeypatch.setattr(FeatureStore, "batch", takes(1000.0, FeatureStore.batch))
+    features = type(prepared).features
+    monkeypatch.setattr(
+        type(prepared), "features", lambda self, key=None: opened.append(key) or features(self, key)
+    )
+    found = compare(captioner, prepared, "test", ["soft", "argmax"], tokenizer="python", metrics=METRICS)
+    assert [row.seconds_per_image for row in found.rows] == [2.0, 2.0]  # four images, one batch
+    assert len(opened) == 1
 
 
 def test_plain_types(comparison):

@@ -43,8 +43,8 @@ def test_unknown_words_are_encoded_as_unknown_and_counted_in_coverage() -> None:
     vocabulary = Vocabulary.build(SENTENCES, min_count=2)
     assert vocabulary.encode(["a", "zzyzx", "dog"]) == [4, 3, 6]
     assert vocabulary.coverage([["a", "zzyzx"], ["dog", "sees"]]) == 0.75
-    assert "dog" in vocabulary
-    assert "zzyzx" not in vocabulary
+    assert "dog" in vocabulary.index
+    assert "zzyzx" not in vocabulary.index
 
 
 def test_decode_stops_at_the_end_and_leaves_out_padding() -> None:

@@ -31,13 +31,14 @@ def prepared(tmp_path_factory):
     return prepare(captions, root / "images", root, Encoder("patches"), Preprocess((112, 112)), 1, workers=0)
 
 
-def fit(prepared, root, epochs, checkpoint=None, max_epochs=None, **settings):
+def fit(prepared, root, epochs, checkpoint=None, max_epochs=None, precision="32-true", **settings):
     L.seed_everything(3, verbose=False)
     module = CaptioningModule(str(prepared.root), **SMALL | settings)
     data = CaptionDataModule(str(prepared.root), batch_size=5)
     trainer = L.Trainer(
         default_root_dir=root,
         max_epochs=max_epochs or epochs,
+        precision=precision,
         accelerator="cpu",
         logger=L.pytorch.loggers.CSVLogger(root, name="log"),
         callbacks=[SaveBest(), RandomState(), StopAfter(epochs)],
@@ -86,6 +87,22 @@ def test_self_critical_training_raises_the_reward(prepared, tmp_path, attention)
         rewards = [float(row["train/CIDEr-D"]) for row in csv.DictReader(file) if row["train/CIDEr-D"]]
     assert len(rewards) == 12 * 3
     assert np.mean(rewards[-9:]) > 1.15 * np.mean(rewards[:9]) > 0
+
+
+def test_scaled_gradients_are_clipped_as_what_they_are(prepared, tmp_path):
+    """A gradient scaler multiplies them by 65,536 first."""
+    norms = {}
+    for precision in ("32-true", "16-mixed"):
+        _, trainer = fit(prepared, tmp_path / precision, 1, precision=precision, dropout=0.0)
+        with open(tmp_path / precision / "log" / "version_0" / "metrics.csv") as file:
+            norms[precision] = float(next(csv.DictReader(file))["train/gradient_norm"])
+        assert trainer.optimizers[0].defaults["fused"] == (precision == "32-true")
+    assert norms["16-mixed"] == pytest.approx(norms["32-true"], rel=0.05)
+
+
+def test_self_critical_training_knows_no_dropout(prepared):
+    module = CaptioningModule(str(prepared.root), self_critical=2, **SMALL | {"dropout": 0.5})
+    assert module.captioner.decoder.dropout.p == 0.0
 
 
 def test_one_draw_has_nothing_to_be_compared_with(prepared):

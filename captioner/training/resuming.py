@@ -1,0 +1,64 @@
+"""A run that goes on from a checkpoint is the run that the checkpoint is of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from captioner.errors import UserError
+
+OURS = {"state_dict", "hyper_parameters", "optimizer_states", "steps"}  # steps is this program's alone
+PLACES = {"prepared", "start"}  # folders may have moved
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """What `captioner fit` left in a checkpoint; its tensors stay on disk.
+
+    Raises:
+        UserError: there is none, or it is something else.
+    """
+    if not Path(path).is_file():
+        raise UserError(f"no checkpoint at {path}: give --ckpt_path a run's last.ckpt")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception:  # torch raises a dozen kinds for a file of another kind
+        checkpoint = None
+    if not isinstance(checkpoint, dict) or not set(checkpoint) >= OURS:
+        raise UserError(
+            f"{path} is not a checkpoint of `captioner fit`, or is damaged: "
+            "give --ckpt_path a run's last.ckpt"
+        )
+    return checkpoint
+
+
+def check_same_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Refuse to resume with another model, objective or schedule.
+
+    Raises:
+        UserError: a setting differs.
+    """
+    saved = checkpoint["hyper_parameters"]
+    for name, value in settings.items():
+        if name in saved and name not in PLACES and not name.startswith("_") and saved[name] != value:
+            raise UserError(
+                f"the checkpoint is of a run with model.{name} {saved[name]}, this one has {value}: "
+                "resume with the same settings, or begin from its model with --model.start"
+            )
+
+
+def check_same_data(checkpoint: Mapping[str, Any], steps: int, vocabulary: str) -> None:
+    """Refuse to resume with another schedule or other words.
+
+    Raises:
+        UserError: the number of steps or the vocabulary's fingerprint differs.
+    """
+    if checkpoint["steps"] != steps:
+        raise UserError(
+            f"the checkpoint is of a run of {checkpoint['steps']} steps, this one has {steps}, and the "
+            "learning rate follows the whole run: resume with the same trainer.max_epochs and data"
+        )
+    if checkpoint.get("vocabulary", vocabulary) != vocabulary:
+        raise UserError("the checkpoint is of a run with another vocabulary: resume with the same data")
