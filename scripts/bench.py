@@ -1,11 +1,11 @@
-"""Measure what the README claims: `python scripts/bench.py aim`, `speed` or `memory`, from the repository's root.
+"""Measure what the README claims: `python scripts/bench.py aim`, `speed` or `memory`, from the root.
 
 aim: trains hard attention on the shapes (configs/shapes_hard.yaml) and prints how often the selected region
     lies on the named thing, on the test split, with the time that training took.
 speed: times the decoder's training step under each selection rule, interleaved in one run, as ratios to soft;
     and `captioner caption` as a whole process.
-memory: times encoding 32 photographs, and a training step, in a process that keeps freed memory as the commands
-    do and in one that does not, interleaved, as ratios.
+memory: times encoding 32 photographs, and a training step, in a process that keeps freed memory as the
+    commands do and in one that does not, interleaved, as ratios.
 """
 
 from __future__ import annotations

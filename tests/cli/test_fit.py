@@ -175,7 +175,8 @@ TWO = ("--trainer.devices", 2, "--trainer.strategy", "ddp")
 def test_two_processes_share_the_batches(process, config, tmp_path, prepared):
     """Two batches an epoch are one step of each process, and validation scores the captions of both."""
     learnt = ("--model.attention", "soft", "--model.learning_rate", 0.03, "--trainer.max_epochs", 15)
-    done = process("fit", "--config", config, *TWO, *learnt)
+    patient = ("--early_stopping.patience", 15)
+    done = process("fit", "--config", config, *TWO, *learnt, *patient)
     assert done.returncode == 0, done.stderr
     checkpoint = torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)
     assert checkpoint["epoch"] == 14 and checkpoint["global_step"] == 15

@@ -45,6 +45,19 @@ def test_a_smaller_stride_gives_a_finer_grid_of_the_same_features():
     assert torch.corrcoef(means)[0, 1] > 0.9
 
 
+def test_a_coarser_grid_has_the_means_of_cells():
+    pixels = torch.randn(1, 3, 128, 192)
+    cells = Encoder().network(pixels)
+    features, grid = Encoder(grid=(2, 3))(pixels)
+    assert grid == (2, 3) and features.shape == (1, 6, 1280)
+    torch.testing.assert_close(features[0, 4], cells[0, :, 2:4, 2:4].mean((1, 2)))
+
+
+def test_a_grid_finer_than_the_networks_is_refused():
+    with pytest.raises(UserError, match="a grid of 8 x 7 regions cannot be made of the 7 x 7 cells"):
+        Encoder(grid=(8, 7)).measure((224, 224))
+
+
 def test_the_papers_vgg_19_is_14_by_14_by_512():
     encoder = Encoder("vgg19", weights=None, layer="features.35")
     assert encoder.measure((224, 224)) == ((14, 14), 512)
