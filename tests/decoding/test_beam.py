@@ -134,14 +134,20 @@ def test_an_unfinished_hypothesis_is_returned_flagged_with_its_weights(decoder, 
             assert hypothesis.score == pytest.approx(hypothesis.log_prob / 6**0.7, rel=1e-4)
 
 
-def test_a_caption_is_unfinished_exactly_where_the_limit_cut_it(decoder, features):
-    whole = [found[0] for found in beam_search(decoder, features, Soft(), 1, 30)]
-    ended = [(i, h) for i, h in enumerate(whole) if h.finished and len(h.words) > 1]
-    assert ended
+def test_a_caption_is_unfinished_exactly_where_the_limit_cut_it(decoder):
+    """Under drawn selections, whose captions end at all lengths."""
+    features = 3 * torch.randn(40, 3, 5, generator=torch.Generator().manual_seed(4))
+
+    def greedy(photos, length):
+        seeds = range(40)[photos]
+        found = beam_search(decoder, features[photos], Sample(), 1, length, seeds=list(seeds))
+        return [hypotheses[0] for hypotheses in found]
+
+    ended = [(i, h) for i, h in enumerate(greedy(slice(None), 30)) if h.finished and len(h.words) > 1]
+    assert len(ended) > 5
     for i, hypothesis in ended:
         length = len(hypothesis.words)
-        (fits,) = beam_search(decoder, features[i : i + 1], Soft(), 1, length)[0]
-        (cut,) = beam_search(decoder, features[i : i + 1], Soft(), 1, length - 1)[0]
+        (fits,), (cut,) = greedy(slice(i, i + 1), length), greedy(slice(i, i + 1), length - 1)
         assert fits.finished and fits.words == hypothesis.words
         assert not cut.finished and cut.words == hypothesis.words[:-1]
 
