@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from captioner.bounds import Bounds
 from captioner.errors import UserError, printable
 
 
@@ -26,9 +27,8 @@ def add_on_bad_image(parser: argparse.ArgumentParser) -> None:
 def check_at_least(args: argparse.Namespace, **least: int) -> None:
     """Numbers that must not be smaller."""
     for name, smallest in least.items():
-        value = getattr(args, name)
-        if value is not None and value < smallest:
-            raise UserError(f"--{name.replace('_', '-')} must be at least {smallest}, not {value}")
+        if (value := getattr(args, name)) is not None:
+            Bounds(smallest).check(f"--{name.replace('_', '-')}", value)
 
 
 def check_json(target: str | None) -> None:

@@ -34,10 +34,15 @@ DONE = 1
 
 def store_key(encoder: Encoder, preprocess: Preprocess) -> dict[str, Any]:
     """What the features depend on; a store with another key is stale."""
-    key = encoder.to_dict() | {"weights": encoder.fingerprint(), "preprocess": preprocess.to_dict()}
-    return {"encoder": key.pop("name")} | {
-        name: value for name, value in key.items() if name != "grid" or value
+    key = {
+        "encoder": encoder.name,
+        "layer": encoder.layer,
+        "stride": encoder.stride,
+        "weights": encoder.fingerprint(),
+        "preprocess": preprocess.to_dict(),
     }
+    # Stores that were made before there was a choice have no grid in their key.
+    return key if encoder.grid is None else key | {"grid": list(encoder.grid)}
 
 
 class FeatureStore:
@@ -298,9 +303,9 @@ def amount(size: int) -> str:
 
 def stale(root: Path, found: dict[str, Any], wanted: dict[str, Any]) -> UserError:
     differing = ", ".join(
-        f"{name} {found.get(name)!r} instead of {wanted[name]!r}"
-        for name in wanted
-        if found.get(name) != wanted[name]
+        f"{name} {found.get(name)!r} instead of {wanted.get(name)!r}"
+        for name in wanted | found
+        if found.get(name) != wanted.get(name)
     )
     return UserError(
         f"the feature store {root} was made with {differing}: run `captioner prepare` again, "

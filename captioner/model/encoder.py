@@ -206,13 +206,13 @@ def refusing_stride(name: str, stride: int | None) -> Iterator[None]:
     """Say that a network cannot be dilated; with no stride asked for, an error is not the stride's."""
     try:
         yield
-    # One kind each: no such argument (vgg19), no dilated block (torchvision's resnet18), timm's own check.
-    except (TypeError, NotImplementedError, AssertionError):
+    # No such argument (both libraries), no dilated block (torchvision's resnet18), timm's own check (dla34).
+    except (TypeError, NotImplementedError, AssertionError) as error:
         if stride is None:
             raise
         raise UserError(
             f"encoder {name!r} has one stride only: leave it out, or cut at another layer"
-        ) from None
+        ) from error
 
 
 def torchvision_network(

@@ -94,6 +94,17 @@ def test_a_stale_store_is_refused_and_says_why(tmp_path, photographs):
     FeatureStore(tmp_path / "features", store_key(Encoder("patches"), PREPROCESS))
 
 
+def test_a_store_of_another_grid_is_refused_and_says_why(tmp_path, photographs):
+    own, coarse = (store_key(Encoder("patches", grid=grid), PREPROCESS) for grid in (None, (1, 3)))
+    write(tmp_path / "features", photographs)
+    with pytest.raises(UserError, match=r"made with grid None instead of \[1, 3\]"):
+        FeatureStore(tmp_path / "features", coarse)
+    write_features(tmp_path / "coarse", Encoder("patches", grid=(1, 3)), PREPROCESS, photographs, NAMES, 3, 0)
+    assert FeatureStore(tmp_path / "coarse", coarse).grid == (1, 3)
+    with pytest.raises(UserError, match=r"made with grid \[1, 3\] instead of None"):
+        FeatureStore(tmp_path / "coarse", own)
+
+
 def test_other_preprocessing_or_photographs_are_written_anew(tmp_path, photographs):
     write(tmp_path / "features", photographs, NAMES[:5])
     assert len(write(tmp_path / "features", photographs)) == 10
