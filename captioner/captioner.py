@@ -217,7 +217,7 @@ class Captioner(nn.Module):
             "encoder_fingerprint": None if own_encoder else self.encoder.fingerprint(),
             "preprocess": self.preprocess.to_dict(),
             "vocabulary_fingerprint": self.vocabulary.fingerprint(),
-            "decoder": self.decoder.sizes,
+            "decoder": {**self.decoder.sizes, "gist": self.decoder.gist},
             "region_size": self.decoder.region_size,
             **notes,
         }

@@ -26,7 +26,7 @@ WORDS = ["dog", "cat", "runs", "sits", "man", "'s"]
 def captioner():
     torch.manual_seed(0)
     vocabulary = Vocabulary([*Vocabulary.special, *WORDS])
-    decoder = Decoder(len(vocabulary), 706, 8, 8, 8, 8)
+    decoder = Decoder(len(vocabulary), 706, 8, 8, 8, 8, gist=0.25)
     for weights in decoder.parameters():
         torch.nn.init.normal_(weights, std=0.7)
     with torch.no_grad():

@@ -112,6 +112,9 @@ class Decoder(nn.Module):
         hidden_size: H.
         attention_size: A.
         dropout: on embedded words, regions and the deep output.
+        gist: the share that the mean region has in each region's value. With 0, the paper's model, a
+            hard selection shows a word one region and nothing of the scene around it; Anderson et al. (2018,
+            arXiv 1707.07998) give the mean region at each word, too.
     """
 
     def __init__(
@@ -123,6 +126,7 @@ class Decoder(nn.Module):
         hidden_size: int = 384,
         attention_size: int = 384,
         dropout: float = 0.5,
+        gist: float = 0.0,
     ) -> None:
         super().__init__()
         self.sizes = {
@@ -132,6 +136,7 @@ class Decoder(nn.Module):
             "attention_size": attention_size,
         }
         self.region_size = region_size
+        self.gist = gist
         self.hidden_size, self.attention_size = hidden_size, attention_size
         values = feature_size or region_size
         self.project = nn.Linear(region_size, values) if feature_size else nn.Identity()
@@ -162,6 +167,8 @@ class Decoder(nn.Module):
     def read(self, features: Tensor) -> Memory:
         """Project region features (B, L, D), once for all words and captions."""
         values = self.normalise(self.project(features))
+        if self.gist:
+            values = values.lerp(values.mean(1, keepdim=True), self.gist)
         return Memory(self.dropout(values), self.keys(values))
 
     def start(self, memory: Memory, n: int = 1) -> State:

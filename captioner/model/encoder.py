@@ -57,18 +57,11 @@ class Encoder(nn.Module):
         self.grid = None if grid is None else (grid[0], grid[1])
         self.network = network.to(memory_format=torch.channels_last)
         self.freeze()
+        self.check_stride()
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Encode pixels (B, 3, S, S') to features (B, L, D) and the grid (rows, cols), L = rows x cols."""
-        maps = self.network(pixels.contiguous(memory_format=torch.channels_last))
-        if isinstance(maps, dict):
-            maps = maps["regions"]
-        if isinstance(maps, list | tuple):
-            maps = maps[-1]
-        if maps.ndim != 4:
-            raise UserError(
-                f"encoder {self.name!r} gives {tuple(maps.shape)}, not a grid of regions; choose a CNN"
-            )
+        maps = self.cells(pixels)
         rows, cols = maps.shape[2:]
         if self.grid is not None:
             if not (0 < self.grid[0] <= rows and 0 < self.grid[1] <= cols):
@@ -79,6 +72,33 @@ class Encoder(nn.Module):
             maps = nn.functional.adaptive_avg_pool2d(maps, self.grid)
             rows, cols = self.grid
         return maps.flatten(2).transpose(1, 2), (int(rows), int(cols))
+
+    def cells(self, pixels: Tensor) -> Tensor:
+        """The network's own feature map (B, D, rows, cols) of pixels (B, 3, S, S')."""
+        maps = self.network(pixels.contiguous(memory_format=torch.channels_last))
+        if isinstance(maps, dict):
+            maps = maps["regions"]
+        if isinstance(maps, list | tuple):
+            maps = maps[-1]
+        if maps.ndim != 4:
+            raise UserError(
+                f"encoder {self.name!r} gives {tuple(maps.shape)}, not a grid of regions; choose a CNN"
+            )
+        return maps
+
+    @torch.no_grad()
+    def check_stride(self) -> None:
+        """Some networks ignore a stride (torchvision's convnext_tiny), or are cut before it counts."""
+        if self.stride is None:
+            return
+        side = 8 * self.stride
+        rows = self.cells(torch.zeros(1, 3, side, side)).shape[2]
+        if abs(rows - 8) > 1:  # a network without padding loses a row
+            layer = "" if self.layer is None else f" at layer {self.layer!r}"
+            raise UserError(
+                f"encoder {self.name!r} has a stride of {round(side / rows)}{layer}, not {self.stride}: "
+                "leave the stride out, or cut at another layer"
+            )
 
     @property
     def device(self) -> torch.device:
@@ -139,6 +159,8 @@ def build_network(name: str, weights: str | None, layer: str | int | None, strid
     if name == "patches":
         if layer is not None or weights not in (None, "default"):
             raise UserError("encoder 'patches' has neither layers nor weights: leave them out")
+        if stride is not None and (stride < 2 or stride % 2):
+            raise UserError(f"the stride of encoder 'patches' must be even and at least 2, not {stride}")
         return Patches(stride or 16)
     if stride not in (None, 8, 16, 32):
         raise UserError(f"the encoder's stride can be 8, 16 or 32, not {stride}")

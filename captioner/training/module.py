@@ -38,16 +38,17 @@ from captioner.training.reward import CiderD
 SCORES = ("BLEU-4", "CIDEr")  # of each validation, logged as val/BLEU-4 and val/CIDEr
 
 SIZE = Bounds(1, 10_000, whole=True)
-SHARE_LEFT_OUT = Bounds(0, 1, below=True)
+SHARE = Bounds(0, 1, below=True)
 FACTOR = Bounds(0)
 BOUNDS = {
     "feature_size": SIZE,
     "embedding_size": SIZE,
     "hidden_size": SIZE,
     "attention_size": SIZE,
-    "dropout": SHARE_LEFT_OUT,
-    "region_dropout": SHARE_LEFT_OUT,
-    "label_smoothing": SHARE_LEFT_OUT,
+    "gist": SHARE,
+    "dropout": SHARE,
+    "region_dropout": SHARE,
+    "label_smoothing": SHARE,
     "learning_rate": Bounds(0, above=True),
     "doubly_stochastic": FACTOR,
     "lambda_r": FACTOR,
@@ -68,7 +69,7 @@ class CaptioningModule(L.LightningModule):
         prepared: a folder that `captioner prepare` wrote: its vocabulary, encoder and preprocessing.
         attention: `soft`, trained by backpropagation, or `hard`, by REINFORCE.
         start: a model's folder or name whose decoder to start from; None starts afresh.
-        feature_size, embedding_size, hidden_size, attention_size, dropout: see `Decoder`.
+        feature_size, embedding_size, hidden_size, attention_size, gist, dropout: see `Decoder`.
         region_dropout: the share of each photograph's regions that a training step leaves out, at random.
         learning_rate: the largest of the one-cycle schedule (Smith and Topin 2019, arXiv 1708.07120).
         label_smoothing: of the words' cross-entropy.
@@ -97,6 +98,7 @@ class CaptioningModule(L.LightningModule):
         embedding_size: int = 384,
         hidden_size: int = 384,
         attention_size: int = 384,
+        gist: float = 0.0,
         dropout: float = 0.5,
         region_dropout: float = 0.0,
         learning_rate: float = 1.5e-3,
@@ -127,6 +129,7 @@ class CaptioningModule(L.LightningModule):
             hidden_size,
             attention_size,
             0.0 if self_critical else dropout,
+            gist,
         )
         rule = validate_with or ("soft" if attention == "soft" else "argmax")
         self.captioner = Captioner(

@@ -51,6 +51,20 @@ def test_a_step_is_the_papers(decoder, features):
     torch.testing.assert_close(step.gate[0, 0], beta)
 
 
+def test_the_gist_is_the_mean_regions_share_of_a_hard_selection(decoder, features):
+    """And of nothing else: the first state, the mean itself, stays as it was."""
+    a = decoder.normalise(decoder.project(features))
+    before = decoder.start(decoder.read(features))
+    decoder.gist = 0.25
+    memory = decoder.read(features)
+    torch.testing.assert_close(decoder.start(memory).h, before.h)
+    _, _, step = decoder.step(torch.tensor([[5], [6]]), before, memory, Argmax())
+    for image, region in enumerate(step.selection.selected.flatten()):
+        expected = 0.75 * a[image, region] + 0.25 * a[image].mean(0)
+        torch.testing.assert_close(step.selection.context[image, 0], expected)
+    torch.testing.assert_close(memory.keys, decoder.keys(memory.values))
+
+
 def test_teacher_forcing_equals_step_by_step(decoder, features):
     transcript = decoder(features, WORDS, LENGTHS, Argmax())
     total = transcript.per_caption(word_log_probs(transcript))

@@ -107,6 +107,15 @@ def test_weights_from_a_file(tmp_path, name, suffix, monkeypatch):
         ({"name": "resnet18", "weights": None, "layer": "layer9"}, "no layer 'layer9'"),
         ({"name": "timm:resnet18", "weights": None, "layer": 9}, "no stage 9"),
         ({"name": "vgg11", "weights": None, "stride": 16}, "'vgg11' has one stride only"),
+        (
+            {"name": "convnext_tiny", "weights": None, "stride": 16},
+            "'convnext_tiny' has a stride of 32, not 16",
+        ),
+        (
+            {"name": "resnet50", "weights": None, "layer": "layer2", "stride": 16},
+            "'resnet50' has a stride of 8 at layer 'layer2', not 16",
+        ),
+        ({"name": "patches", "stride": 5}, "must be even and at least 2, not 5"),
         ({"name": "patches", "layer": 2}, "'patches' has neither layers nor weights"),
         ({"name": "patches", "weights": "a.pth"}, "'patches' has neither layers nor weights"),
         ({"weights": None, "stride": 5}, "8, 16 or 32, not 5"),

@@ -174,13 +174,13 @@ def test_the_soft_baseline_is_read_under_the_same_dropout(prepared):
 
 def test_training_from_a_models_words(prepared, tmp_path):
     soft, _ = fit(prepared, tmp_path / "soft", 1)
-    hard = CaptioningModule(str(prepared.root), "hard", start=str(tmp_path / "soft" / "model"), **SMALL)
+    start = str(tmp_path / "soft" / "model")
+    hard = CaptioningModule(str(prepared.root), "hard", start=start, gist=0.5, **SMALL)
+    assert hard.captioner.decoder.gist == 0.5
     for key, value in soft.captioner.decoder.state_dict().items():
         torch.testing.assert_close(hard.captioner.decoder.state_dict()[key], value, atol=1e-3, rtol=1e-3)
     with pytest.raises(UserError, match="must agree"):
-        CaptioningModule(
-            str(prepared.root), "hard", start=str(tmp_path / "soft" / "model"), **SMALL | {"hidden_size": 9}
-        )
+        CaptioningModule(str(prepared.root), "hard", start=start, **SMALL | {"hidden_size": 9})
 
 
 def test_a_loss_that_is_not_finite_stops_and_names_the_photographs(prepared):
