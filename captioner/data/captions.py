@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -174,12 +175,19 @@ def clean(
             raise TypeError(f"split {image.split!r} of {image.file_name} is not text")
         if not isinstance(image.id, int | str):
             raise TypeError(f"id {image.id!r} of {image.file_name} is neither a whole number nor text")
+        for box in image.boxes:
+            if not (isinstance(box["word"], str) and len(box["box"]) == 4 and all(map(is_place, box["box"]))):
+                raise TypeError(f"box {box!r} of {image.file_name} is not a word and [x1, y1, x2, y2]")
         captions = tuple(text for text in map(one_line, image.captions) if has_words(text))
         dropped[EMPTY] += len(image.captions) - len(captions)
         dropped[BARE] += not captions
         if captions:
             named = image.split or split or split_in(image.file_name) or "train"
             yield replace(image, captions=captions, split=named)
+
+
+def is_place(number: object) -> bool:
+    return isinstance(number, int | float) and isfinite(number)
 
 
 def content_of(path: Path) -> Any:

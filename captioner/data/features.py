@@ -110,7 +110,7 @@ def write_features(
         UserError: a photograph cannot be read and `on_bad_image` is `raise`, or none can be, or the disk
             is full.
     """
-    root = Path(root)
+    root = Path(root).resolve()  # a link to another disk stays one, and the unfinished store lies there too
     grid, size = encoder.measure(preprocess.size)
     index = {
         "key": store_key(encoder, preprocess),

@@ -78,6 +78,7 @@ def read(source: Source, max_pixels: int = 100_000_000) -> Image.Image:
             # Pillow warns of sizes that are checked here, and of metadata that nobody looks at.
             warnings.filterwarnings("ignore", module=r"PIL\.")
             if isinstance(source, Image.Image):
+                refuse_unloaded(source, name)
                 return upright_rgb(source, name, max_pixels)
             refuse_address(source)
             file = io.BytesIO(source) if isinstance(source, bytes) else source
@@ -117,6 +118,12 @@ def refuse_address(source: object) -> None:
         raise UserError(
             f"{printable(source)} is an address, which is not downloaded: fetch it and name the file"
         )
+
+
+def refuse_unloaded(picture: Image.Image, name: str) -> None:
+    """A picture whose pixels an outside program would have to make; one that has them is as good as any."""
+    if getattr(picture, "tile", None) and picture.format not in raster_formats():
+        raise UserError(f"{name} is {picture.format}, not in a raster format: convert it to JPEG or PNG")
 
 
 def is_empty(source: Source) -> bool:

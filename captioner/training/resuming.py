@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """
     if not Path(path).is_file():
         raise UserError(f"no checkpoint at {path}: give --ckpt_path a run's last.ckpt")
+    if not os.access(path, os.R_OK):
+        raise UserError(f"the checkpoint {path} cannot be read: is it yours to read?")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception:  # torch raises a dozen kinds for a file of another kind

@@ -225,6 +225,9 @@ def test_a_byte_order_mark_is_no_matter(tmp_path: Path) -> None:
         ({"id": float("nan")}, "id None of a.jpg is neither a whole number nor text"),
         ({"id": 1.5}, "id 1.5 of a.jpg is neither"),
         ({"id": [1]}, "unhashable"),
+        ({"boxes": [{"word": "dog", "box": [0, 0, float("inf"), 1]}]}, "of a.jpg is not a word and"),
+        ({"boxes": [{"word": "dog", "box": [0, 0, 1]}]}, "of a.jpg is not a word and"),
+        ({"boxes": [{"box": [0, 0, 1, 1]}]}, "KeyError: 'word'"),
     ],
 )
 def test_ids_and_splits_of_a_wrong_type_are_named(
@@ -233,6 +236,20 @@ def test_ids_and_splits_of_a_wrong_type_are_named(
     image = {"id": 1, "file_name": "a.jpg", "captions": ["A dog."]} | changes
     with pytest.raises(UserError, match=message):
         read_captions(write(tmp_path / "c.json", coco(image)))
+
+
+def test_boxes_are_somewhere(tmp_path: Path) -> None:
+    image = {
+        "id": 1,
+        "file_name": "a.jpg",
+        "captions": ["A."],
+        "boxes": [{"word": "a", "box": [0, 0, 12, 9]}],
+    }
+    path = write(tmp_path / "c.json", coco(image))
+    assert read_captions(path).images[0].boxes == ({"word": "a", "box": [0, 0, 12, 9]},)
+    path.write_text(path.read_text().replace("12", "1e999"))
+    with pytest.raises(UserError, match=r"inf, 9\]} of a\.jpg is not a word and"):
+        read_captions(path)
 
 
 @pytest.mark.parametrize("number", [[1], {"a": 1}, None, 1.5])

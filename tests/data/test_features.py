@@ -46,6 +46,20 @@ def test_features_are_the_encoders(tmp_path, photographs):
     torch.testing.assert_close(found.batch(["4.png"]), expected.half().float())
 
 
+def test_a_link_to_another_disk_stays_one(tmp_path, photographs):
+    elsewhere = tmp_path / "disk" / "features"
+    elsewhere.mkdir(parents=True)
+    (tmp_path / "features").symlink_to(elsewhere)
+    with pytest.raises(UserError, match="is not a feature store and would be replaced"):
+        write(tmp_path / "features", photographs)
+    elsewhere.rmdir()
+    for size in ((32, 48), (16, 16)):  # a new store, and another in its place
+        write(tmp_path / "features", photographs, preprocess=Preprocess(size))
+        assert (tmp_path / "features").is_symlink()
+        assert FeatureStore(tmp_path / "features").key == FeatureStore(elsewhere).key
+    assert sorted(path.name for path in elsewhere.parent.iterdir()) == ["features"]
+
+
 def test_a_killed_writer_goes_on_where_it_stopped(tmp_path, photographs, monkeypatch):
     """Kill -9 in the middle, run again: what was encoded is not encoded again, and the bytes agree."""
     whole = write(tmp_path / "whole", photographs)

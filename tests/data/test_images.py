@@ -434,6 +434,11 @@ def test_no_outside_program_is_started(tmp_path, monkeypatch):
     Image.new("RGB", (4, 4), RED).save(path, "EPS")
     with pytest.raises(UserError, match=r"drawing\.jpg is not a picture in a format that can be read"):
         read(path)
+    with (
+        Image.open(path) as picture,
+        pytest.raises(UserError, match=r"drawing\.jpg is EPS, not in a raster format"),
+    ):
+        read(picture)
 
 
 def test_an_address_is_not_downloaded(tmp_path):
