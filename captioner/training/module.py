@@ -33,7 +33,7 @@ from captioner.training.objectives import (
     word_log_probs,
 )
 from captioner.training.resuming import check_same_data, check_same_settings
-from captioner.training.reward import CiderD
+from captioner.training.reward import CiderD, Reward, bleu
 
 SCORES = ("BLEU-4", "CIDEr")  # of each validation, logged as val/BLEU-4 and val/CIDEr
 
@@ -56,6 +56,7 @@ BOUNDS = {
     "expectation": Bounds(0, 1),
     "gradient_norm": Bounds(0, above=True),
     "self_critical": Bounds(0, 1000, whole=True),
+    "bleu_reward": FACTOR,
     "finetune_from": Bounds(0, whole=True),
     "encoder_learning_rate": Bounds(0, above=True),
     "validate_beam": DECODING["beam_size"],
@@ -83,6 +84,7 @@ class CaptioningModule(L.LightningModule):
         self_critical: captions that are drawn of each photograph and learnt from by their CIDEr-D (Rennie et
             al. 2017, arXiv 1612.00563), in place of people's captions; `dropout` has no effect
             then. 0 learns from people's.
+        bleu_reward: weight of their BLEU, the mean of BLEU-1 to BLEU-4, beside their CIDEr-D.
         finetune_from: the epoch from which the encoder learns too; None keeps it frozen.
         encoder_learning_rate: the encoder's, as a share of `learning_rate`.
         validate_with: selection rule and
@@ -110,6 +112,7 @@ class CaptioningModule(L.LightningModule):
         expectation: float = 0.5,
         gradient_norm: float = 10.0,
         self_critical: int = 0,
+        bleu_reward: float = 0.0,
         finetune_from: int | None = None,
         encoder_learning_rate: float = 0.01,
         validate_with: Literal["soft", "sample", "argmax"] | None = None,
@@ -143,7 +146,7 @@ class CaptioningModule(L.LightningModule):
         if start is not None:
             copy_decoder(start, self.captioner)
         self.baseline = MovingAverage()
-        self.reward: CiderD | None = None
+        self.cider_d: CiderD | None = None
         self.captions: dict[int | str, str] = {}
 
     @property
@@ -199,8 +202,9 @@ class CaptioningModule(L.LightningModule):
         reading, or words that are never drawn, what is punished never grows rarer, and its likelihood falls
         without end.
         """
-        decoder, n = self.captioner.decoder, self.settings.self_critical
-        if self.settings.attention == "soft":
+        settings, decoder = self.settings, self.captioner.decoder
+        n = settings.self_critical
+        if settings.attention == "soft":
             draws = sample_captions(decoder, features, Soft(), n)
             again: SelectionRule = Soft()
         else:
@@ -209,14 +213,24 @@ class CaptioningModule(L.LightningModule):
             assert draws.selected is not None
             again = Replay(draws.selected, expected)
         rewards = self.rewards(draws, batch)
+        total = rewards["CIDEr-D"]
+        if "BLEU" in rewards:
+            total = total + settings.bleu_reward * rewards["BLEU"]
         transcript = decoder(features, draws.words, draws.lengths, again).without(Vocabulary.never)
-        return self_critical_objective(transcript, rewards)
+        loss = self_critical_objective(transcript, total)
+        return Loss(loss.total, loss.figures | {name: reward.mean() for name, reward in rewards.items()})
 
-    def rewards(self, draws: Draws, batch: Batch) -> Tensor:
-        """CIDEr-D (B, n) of drawn captions against people's captions of the same photographs."""
-        assert self.reward is not None
-        said = zip(unpad(draws.words, draws.lengths), unpad(batch.words, batch.lengths), strict=True)
-        return torch.tensor([self.reward(mine, theirs) for mine, theirs in said], device=self.device)
+    def rewards(self, draws: Draws, batch: Batch) -> dict[str, Tensor]:
+        """CIDEr-D and BLEU (B, n) of drawn captions against people's captions of the same photographs."""
+        assert self.cider_d is not None
+        drawn, people = unpad(draws.words, draws.lengths), unpad(batch.words, batch.lengths)
+        measures: dict[str, Reward] = {"CIDEr-D": self.cider_d}
+        if self.settings.bleu_reward:
+            measures["BLEU"] = bleu
+        return {
+            name: torch.tensor(list(map(measure, drawn, people)), device=self.device)
+            for name, measure in measures.items()
+        }
 
     def features(self, batch: Batch) -> Tensor:
         if batch.features is not None:
@@ -242,7 +256,7 @@ class CaptioningModule(L.LightningModule):
 
     def on_train_start(self) -> None:
         if self.settings.self_critical:
-            self.reward = CiderD(self.trainer.train_dataloader.dataset.encoded)  # type: ignore[union-attr]
+            self.cider_d = CiderD(self.trainer.train_dataloader.dataset.encoded)  # type: ignore[union-attr]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["steps"] = int(self.trainer.estimated_stepping_batches)

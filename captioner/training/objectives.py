@@ -91,7 +91,7 @@ def self_critical_objective(transcript: Transcript, rewards: Tensor) -> Loss:
     if transcript.log_prob is not None:
         log_prob = log_prob + transcript.log_prob
     total = -(advantages(rewards) * transcript.per_caption(log_prob)).mean()
-    return Loss(total, figures(transcript) | {"CIDEr-D": rewards.mean()})
+    return Loss(total, figures(transcript))
 
 
 def advantages(rewards: Tensor) -> Tensor:

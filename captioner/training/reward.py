@@ -1,13 +1,17 @@
-"""The reward of self-critical training: CIDEr-D of word indices."""
+"""The rewards of self-critical training, CIDEr-D and BLEU, of word indices."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeAlias
 
+from pycocoevalcap.bleu.bleu_scorer import BleuScorer
+
 Words: TypeAlias = Sequence[Hashable]
+# Scores of several captions of one image, given people's captions of it.
+Reward: TypeAlias = Callable[[Sequence[Words], Sequence[Words]], list[float]]
 Vector: TypeAlias = list[tuple[dict[tuple[Hashable, ...], float], float]]
 
 ORDERS = (1, 2, 3, 4)
@@ -51,6 +55,19 @@ class CiderD:
             idf = self.log_images - math.log(max(1, self.frequency[ngram]))
             weights[len(ngram) - 1][ngram] = times * idf
         return [(order, math.sqrt(sum(weight**2 for weight in order.values()))) for order in weights]
+
+
+def bleu(candidates: Sequence[Words], references: Sequence[Words]) -> list[float]:
+    """Each candidate's BLEU against one image's references, 0 to 1: the mean of BLEU-1 to BLEU-4.
+
+    BLEU-4 alone is 0 for most captions that are scored one by one.
+    """
+    theirs = [" ".join(map(str, words)) for words in references]
+    scorer = BleuScorer()
+    for words in candidates:
+        scorer += (" ".join(map(str, words)), theirs)
+    _, by_order = scorer.compute_score("closest")
+    return [sum(orders) / len(orders) for orders in zip(*by_order, strict=True)]
 
 
 def count(words: Words) -> Counter[tuple[Hashable, ...]]:

@@ -1,7 +1,8 @@
 import pytest
+from pycocoevalcap.bleu.bleu import Bleu
 from pycocoevalcap.cider.cider import Cider
 
-from captioner.training.reward import CiderD
+from captioner.training.reward import CiderD, bleu
 
 REFERENCES = {
     0: ["a brown dog runs in the grass", "a dog is running outside", "the dog runs"],
@@ -35,3 +36,17 @@ def test_a_caption_that_breaks_off_is_worth_less_than_a_whole_one():
 
 def test_an_empty_caption_is_worth_nothing():
     assert CiderD([[["a"]], [["b"]]])([[]], [["a"]]) == [0.0]
+
+
+def test_bleu_is_the_mean_of_four_orders_of_a_caption_alone():
+    for image, text in CANDIDATES.items():
+        _, expected = Bleu(4).compute_score({image: REFERENCES[image]}, {image: [text]}, verbose=0)
+        _, mine = bleu([["zebras"], text.split()], [words.split() for words in REFERENCES[image]])
+        assert mine == pytest.approx(sum(scores[0] for scores in expected) / 4, rel=1e-6)
+
+
+def test_bleu_counts_by_hand():
+    """Four of five words, three of four pairs, two of three triples, one of two fours."""
+    orders = [(4 / 5), (4 / 5 * 3 / 4) ** (1 / 2), (4 / 5 * 3 / 4 * 2 / 3) ** (1 / 3), (1 / 5) ** (1 / 4)]
+    assert bleu([[1, 2, 3, 4, 9]], [[1, 2, 3, 4, 5], [7, 7]]) == [pytest.approx(sum(orders) / 4)]
+    assert bleu([[]], [[1, 2]]) == [pytest.approx(0, abs=1e-6)]
