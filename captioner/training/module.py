@@ -332,7 +332,7 @@ def drop_regions(features: Tensor, share: float) -> Tensor:
 
 
 def copy_decoder(model: str | Path, captioner: Captioner) -> None:
-    """Start from another model's decoder.
+    """Start from another model's decoder; the grid may be another, as a decoder reads regions of any number.
 
     Raises:
         UserError: it has another vocabulary, encoder or preprocessing, or other sizes.
@@ -345,11 +345,16 @@ def copy_decoder(model: str | Path, captioner: Captioner) -> None:
         )
     for name, theirs, mine in (
         ("sizes", other.decoder.sizes, captioner.decoder.sizes),
-        ("features", *(store_key(model.encoder, model.preprocess) for model in (other, captioner))),
+        ("features", *(features_of_any_grid(model) for model in (other, captioner))),
     ):
         if theirs != mine:
             raise UserError(f"model.start {model} has {name} {theirs}, this model {mine}: they must agree")
     captioner.decoder.load_state_dict(other.decoder.state_dict())
+
+
+def features_of_any_grid(captioner: Captioner) -> dict[str, Any]:
+    key = store_key(captioner.encoder, captioner.preprocess)
+    return {name: value for name, value in key.items() if name != "grid"}
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:

@@ -182,6 +182,16 @@ def test_training_from_a_models_words(prepared, tmp_path):
     with pytest.raises(UserError, match="must agree"):
         CaptioningModule(str(prepared.root), "hard", start=start, **SMALL | {"hidden_size": 9})
 
+    def other(preprocess, grid=None):
+        root = tmp_path / f"{preprocess.resize}_{grid}"
+        captions, encoder = write_shapes(root, train=12, val=4, test=2), Encoder("patches", grid=grid)
+        data = prepare(captions, root / "images", root, encoder, preprocess, 1, workers=0)
+        return CaptioningModule(str(data.root), "hard", start=start, **SMALL)
+
+    assert other(Preprocess((112, 112)), (3, 4)).grid == (3, 4)
+    with pytest.raises(UserError, match="has features"):
+        other(Preprocess((112, 112), "pad"))
+
 
 def test_a_loss_that_is_not_finite_stops_and_names_the_photographs(prepared):
     module = CaptioningModule(str(prepared.root), **SMALL)
