@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import Any
 
 from captioner.errors import UserError
 
@@ -28,10 +29,12 @@ class Bounds:
     def __contains__(self, value: object) -> bool:
         if isinstance(value, bool) or not isinstance(value, Integral if self.whole else Real):
             return False
-        number = float(value)
+        number: Any = value  # a whole one may be too large for a float
+        if not isinstance(value, Integral) and not math.isfinite(number):
+            return False
         low = self.least < number if self.above else self.least <= number
         high = number < self.most if self.below else number <= self.most
-        return low and high and math.isfinite(number)
+        return bool(low and high)
 
     def __str__(self) -> str:
         if self.most == math.inf:

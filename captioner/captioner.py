@@ -98,7 +98,7 @@ class Captioner(nn.Module):
         prepared = [self.preprocess(picture) for picture in pictures]
         pixels = torch.stack([pixels for pixels, _ in prepared])
         with torch.inference_mode():
-            features, grid = self.encoder(pixels.to(self.device))
+            features, grid = self.encoder(pixels.to(self.decoder.output.weight))
         return Regions(
             features,
             grid,
@@ -137,12 +137,16 @@ class Captioner(nn.Module):
                 f"the model wants regions of {self.decoder.region_size} numbers, encoder "
                 f"{self.encoder.name!r} gave {regions.features.shape[-1]}: train it again with this version"
             )
+        if not regions.features.isfinite().all():
+            raise UserError(
+                "there are regions with numbers that are not finite: encode the photographs again"
+            )
         rule = selection_rule(selection or self.selection)
         seeds = regions.seeds or [fingerprint(features.half()) for features in regions.features]
         self.eval()
         found = beam_search(
             self.decoder,
-            regions.features,
+            regions.features.to(self.decoder.output.weight),
             rule,
             beam_size=beam_size,
             max_length=max_length,

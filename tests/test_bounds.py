@@ -13,6 +13,8 @@ from captioner.errors import UserError
         (Bounds(0, 1), [0, 1, 0.5, np.float32(0.5)], [-0.1, 1.1, math.nan, True, "0.5", None]),
         (Bounds(0, 1, below=True), [0, 0.999], [1, 1.0]),
         (Bounds(0, above=True), [1e-9, 5], [0, -1, math.inf, math.nan]),
+        (Bounds(1, whole=True), [1, 10**400], [0, -(10**400), math.inf]),
+        (Bounds(0, 5), [0, 5], [10**400]),
         (Bounds(1, 3, whole=True), [1, 3, np.int64(2)], [0, 4, 2.0, "2", True]),
     ],
 )

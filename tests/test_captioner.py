@@ -202,6 +202,26 @@ def test_a_generator_of_photographs_is_a_list(captioner, photos):
         captioner.encode("dog.jpg")
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_regions_follow_the_models_precision(captioner, photos, dtype):
+    regions = captioner.encode(photos)
+    expected = captioner.decode(regions)
+    captioner.to(dtype)
+    tolerance = 1e-4 if dtype == torch.float64 else 0.1
+    for found in (captioner.decode(regions), captioner.caption(photos)):
+        assert found[0].weights.dtype == dtype
+        torch.testing.assert_close(
+            found[0].weights[0].double(), expected[0].weights[0].double(), atol=tolerance, rtol=tolerance
+        )
+
+
+def test_regions_that_are_not_finite_are_refused(captioner, photos):
+    regions = captioner.encode(photos)
+    regions.features[1, 2, 3] = math.nan
+    with pytest.raises(UserError, match="not finite"):
+        captioner.decode(regions)
+
+
 def test_damaged_weights_are_said_to_be(captioner, tmp_path):
     with torch.no_grad():
         captioner.decoder.output.bias[2] = math.nan

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--captions - is no file, and standard output has the scores: give a file")
     captions_file = args.captions or default_captions_file(args.json, args.split)
     check_writable("--captions", captions_file)
-    if args.json is not None and captions_file == Path(args.json):
+    if args.json is not None and captions_file.resolve() == Path(args.json).resolve():
         raise UserError(f"--captions and --json are both {args.json}: give two files")
     tokenizer = usable_tokenizer(args.tokenizer)
 

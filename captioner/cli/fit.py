@@ -23,6 +23,7 @@ TRAINER = {
     "limit_val_batches": SOME,
     "val_check_interval": SOME,
 }
+PRECISIONS = ("32-true", "16-mixed", "bf16-mixed")
 INSTEAD = {"gradient_clip_val": "model.gradient_norm", "overfit_batches": "trainer.limit_train_batches"}
 
 
@@ -55,6 +56,8 @@ def run(arguments: Sequence[str]) -> int:
                     "early_stopping.mode": "max",
                     "early_stopping.patience": 5,
                     "checkpoint.filename": "last",
+                    # A run goes on from the end of an epoch, wherever in it validation ran.
+                    "checkpoint.save_on_train_epoch_end": True,
                     "checkpoint.enable_version_counter": False,
                     # The data module shares out the batches itself.
                     "trainer.use_distributed_sampler": False,
@@ -138,7 +141,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             known = ", ".join(logged)
             raise UserError(f"{callback}.monitor {monitor!r} is not logged: choose one of {known}")
     if settings["ckpt_path"] is not None:
-        check_same_settings(read_checkpoint(settings["ckpt_path"]), settings["model"])
+        check_same_settings(read_checkpoint(settings["ckpt_path"]), settings["model"], module.DEFAULTS)
 
 
 def check_trainer(settings: Mapping[str, Any]) -> None:
@@ -147,6 +150,10 @@ def check_trainer(settings: Mapping[str, Any]) -> None:
         del numbers["max_steps"]
     epochs = Bounds(1, settings["max_epochs"] or 1000, whole=True)
     check_all(TRAINER | {"check_val_every_n_epoch": epochs}, numbers, "trainer.")
+    if (precision := settings["precision"]) not in (None, 32, "32", *PRECISIONS):
+        raise UserError(f"trainer.precision can be {', '.join(PRECISIONS)}, not {precision}")
+    if settings["max_epochs"] is None and settings["max_steps"] == -1:
+        raise UserError("the learning rate follows the whole run: set trainer.max_epochs")
     for name, instead in INSTEAD.items():
         if settings[name]:
             raise UserError(f"trainer.{name} has no effect here: set {instead}")

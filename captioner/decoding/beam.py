@@ -86,7 +86,8 @@ def beam_search(
 
     Hypotheses are ranked by log p / steps ** length_penalty (Wu et al. 2016, arXiv 1609.08144, with the
     plain power); 0 ranks by probability, which prefers short captions. A photograph leaves the batch when
-    none of its beams, ended at the next step, could beat its ended hypotheses.
+    none of its beams, ended at the next step, could beat its ended hypotheses; with a penalty above 1, which
+    long captions gain by, ended at the last step.
 
     Args:
         features: (B, L, D) region features.
@@ -121,7 +122,7 @@ def beam_search(
             finished = t < max_length or bool(likeliest[row, beam] == Vocabulary.end)
             pools[active[row]].add(Ended(t, beam, log_prob, score, finished))
         # The likeliest beam ends at the next step at the earliest; greedy decoding never looks back.
-        steps = t + 1 if beam_size == 1 else t + 2
+        steps = t + 1 if beam_size == 1 else t + 2 if length_penalty <= 1 else max_length + 1
         best = (totals[:, 0] / steps**length_penalty).tolist()
         stay = [row for row, i in enumerate(active) if not pools[i].beats(best[row])]
         if t == max_length or not stay:
@@ -184,7 +185,7 @@ def trace(records: list[Record], image: int, ended: Ended) -> Hypothesis:
     def steps(get: Callable[[Step], Tensor]) -> Tensor:
         """Stack a (B, K, ...) tensor of the steps along the path: (T, ...)."""
         if not path:
-            return get(like).new_zeros(0, *get(like).shape[2:])
+            return get(like).new_zeros(0, *get(like).shape[2:]).cpu()
         return torch.stack([get(record.step)[row, beam] for record, row, beam in path]).cpu()
 
     return Hypothesis(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from captioner.bounds import Bounds
 from captioner.caption import Caption
 from captioner.captioner import Captioner
 from captioner.data.captions import CaptionedImage
@@ -41,7 +42,8 @@ class RegionSource:
 
     def __getitem__(self, names: Sequence[str]) -> Regions:
         if self.store is None:
-            return self.captioner.encode([self.prepared.images / name for name in names])
+            regions = self.captioner.encode([self.prepared.images / name for name in names])
+            return replace(regions, images=[])  # captions keep theirs, and a split has thousands
         features = self.store.batch(names).to(self.captioner.device)
         return Regions(features, self.store.grid, sources=list(names))
 
@@ -84,6 +86,7 @@ def caption_images(
     source: RegionSource, images: Sequence[CaptionedImage], batch_size: int = 64, **decoding: Any
 ) -> Generated:
     """Caption images, with settings of `Captioner.decode`."""
+    Bounds(1, whole=True).check("batch_size", batch_size)
     captions: dict[int | str, Caption] = {}
     seconds = 0.0
     title = f"captioning, {decoding.get('selection') or source.captioner.selection}"

@@ -33,8 +33,8 @@ def pointing(
         for t, word in enumerate(caption.words):
             boxes = [box["box"] for box in image.boxes if box["word"] == word]
             if boxes:
-                centre = centre_of(geometry.cell_box(looked_at(caption, begin, t), caption.grid))
-                hits.append(any(inside(centre, box) for box in boxes))
+                cell = geometry.cell_box(looked_at(caption, begin, t), caption.grid)
+                hits.append(not is_empty(cell) and any(inside(centre_of(cell), box) for box in boxes))
                 begin = t + 1
     return sum(hits) / len(hits) if hits else None
 
@@ -52,6 +52,12 @@ def photograph_geometry(prepared: Prepared, file_name: str) -> Geometry:
     """Where the encoder's grid lies on a photograph of the data set."""
     width, height = read(prepared.images / file_name).size
     return Geometry(width, height, prepared.preprocess.view(width, height))
+
+
+def is_empty(box: Box) -> bool:
+    """A cell of padding has no part of the photograph."""
+    x1, y1, x2, y2 = box
+    return x1 >= x2 or y1 >= y2
 
 
 def centre_of(box: Box) -> tuple[float, float]:

@@ -174,8 +174,11 @@ def spice(
         asked.write_text(json.dumps(items))
         program = ["-Xmx8G", "-jar", str(SPICE), str(asked)]
         run_java([*program, "-out", str(answered), "-subset", "-silent"], seconds=seconds)
-        scored = json.loads(answered.read_text())
-    found = {item["image_id"]: item["scores"]["All"]["f"] for item in scored}
+        try:
+            scored = json.loads(answered.read_text())
+            found = {item["image_id"]: item["scores"]["All"]["f"] for item in scored}
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise JavaError(f"SPICE left no scores ({type(error).__name__}: {error})") from None
     each = [float(found[i]) for i in range(len(items)) if found.get(i) is not None]
     if len(each) < len(items) or any(map(math.isnan, each)):
         raise JavaError(f"SPICE gave a score to {len(each)} of {len(items)} captions only")

@@ -172,7 +172,7 @@ class Decoder(nn.Module):
         return Memory(self.dropout(values), self.keys(values))
 
     def start(self, memory: Memory, n: int = 1) -> State:
-        """h_0 and c_0: tanh of an MLP of the mean region, the same for n captions of each photograph."""
+        """h_0 and c_0: tanh of one layer of the mean region, the same for n captions of each photograph."""
         h, c = torch.tanh(self.initial(memory.values.mean(1))).chunk(2, -1)
         return State(*(x[:, None].expand(-1, n, -1).contiguous() for x in (h, c)))
 

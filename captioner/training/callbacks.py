@@ -29,7 +29,7 @@ class SaveBest(Callback):
     @rank_zero_only
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, CaptioningModule)
-        if trainer.sanity_checking:
+        if trainer.sanity_checking or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         if self.monitor not in trainer.callback_metrics:
             logged = ", ".join(sorted(trainer.callback_metrics))

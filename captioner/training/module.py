@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -70,7 +71,8 @@ class CaptioningModule(L.LightningModule):
         prepared: a folder that `captioner prepare` wrote: its vocabulary, encoder and preprocessing.
         attention: `soft`, trained by backpropagation, or `hard`, by REINFORCE.
         start: a model's folder or name whose decoder to start from; None starts afresh.
-        feature_size, embedding_size, hidden_size, attention_size, gist, dropout: see `Decoder`.
+        feature_size, embedding_size, hidden_size, attention_size, dropout: see `Decoder`.
+        gist: see `Decoder`; None is that of `start`, or 0.
         region_dropout: the share of each photograph's regions that a training step leaves out, at random.
         learning_rate: the largest of the one-cycle schedule (Smith and Topin 2019, arXiv 1708.07120).
         label_smoothing: of the words' cross-entropy.
@@ -100,7 +102,7 @@ class CaptioningModule(L.LightningModule):
         embedding_size: int = 384,
         hidden_size: int = 384,
         attention_size: int = 384,
-        gist: float = 0.0,
+        gist: float | None = None,
         dropout: float = 0.5,
         region_dropout: float = 0.0,
         learning_rate: float = 1.5e-3,
@@ -132,7 +134,7 @@ class CaptioningModule(L.LightningModule):
             hidden_size,
             attention_size,
             0.0 if self_critical else dropout,
-            gist,
+            gist or 0.0,
         )
         rule = validate_with or ("soft" if attention == "soft" else "argmax")
         self.captioner = Captioner(
@@ -145,6 +147,8 @@ class CaptioningModule(L.LightningModule):
         )
         if start is not None:
             copy_decoder(start, self.captioner)
+            if gist is not None:
+                decoder.gist = gist
         self.baseline = MovingAverage()
         self.cider_d: CiderD | None = None
         self.captions: dict[int | str, str] = {}
@@ -260,15 +264,18 @@ class CaptioningModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["steps"] = int(self.trainer.estimated_stepping_batches)
-        checkpoint["vocabulary"] = self.captioner.vocabulary.fingerprint()
+        checkpoint["data"] = self.about_data()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        check_same_settings(checkpoint, self.settings)
-        check_same_data(
-            checkpoint,
-            int(self.trainer.estimated_stepping_batches),
-            self.captioner.vocabulary.fingerprint(),
-        )
+        check_same_settings(checkpoint, self.settings, DEFAULTS)
+        check_same_data(checkpoint, int(self.trainer.estimated_stepping_batches), self.about_data())
+
+    def about_data(self) -> dict[str, Any]:
+        """What a resumed run must have the same, beside the settings of the model."""
+        data: CaptionDataModule = self.trainer.datamodule  # type: ignore[attr-defined]
+        order = {f"data.{name}": getattr(data, name) for name in ("batch_size", "longest", "seed")}
+        features = {f"the features' {name}": value for name, value in data.prepared.key.items()}
+        return order | {"the vocabulary": self.captioner.vocabulary.fingerprint()} | features
 
     def on_train_epoch_start(self) -> None:
         finetune = self.settings.finetune_from
@@ -350,6 +357,7 @@ def copy_decoder(model: str | Path, captioner: Captioner) -> None:
         if theirs != mine:
             raise UserError(f"model.start {model} has {name} {theirs}, this model {mine}: they must agree")
     captioner.decoder.load_state_dict(other.decoder.state_dict())
+    captioner.decoder.gist = other.decoder.gist
 
 
 def features_of_any_grid(captioner: Captioner) -> dict[str, Any]:
@@ -366,3 +374,13 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     check_all(BOUNDS, settings, "model.")
     if settings["self_critical"] == 1:
         raise UserError("model.self_critical must be 0, or at least 2 draws to compare, not 1")
+    if settings["bleu_reward"] and not settings["self_critical"]:
+        raise UserError("model.bleu_reward is of captions that are drawn: set model.self_critical, too")
+
+
+# Of settings that an older checkpoint does not have.
+DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(CaptioningModule).parameters.items()
+    if name != "prepared"
+}

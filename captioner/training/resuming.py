@@ -11,7 +11,13 @@ import torch
 
 from captioner.errors import UserError
 
-OURS = {"state_dict", "hyper_parameters", "optimizer_states", "steps"}  # steps is this program's alone
+OURS = {
+    "state_dict",
+    "hyper_parameters",
+    "optimizer_states",
+    "steps",
+    "data",
+}  # the last two are this program's
 PLACES = {"prepared", "start"}  # folders may have moved
 
 
@@ -37,31 +43,41 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     return checkpoint
 
 
-def check_same_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+def check_same_settings(
+    checkpoint: Mapping[str, Any], settings: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> None:
     """Refuse to resume with another model, objective or schedule.
+
+    Args:
+        defaults: what a setting was before it could be set.
 
     Raises:
         UserError: a setting differs.
     """
-    saved = checkpoint["hyper_parameters"]
+    saved = {**defaults, **checkpoint["hyper_parameters"]}
     for name, value in settings.items():
-        if name in saved and name not in PLACES and not name.startswith("_") and saved[name] != value:
+        if name in defaults and name not in PLACES and saved[name] != value:
             raise UserError(
                 f"the checkpoint is of a run with model.{name} {saved[name]}, this one has {value}: "
                 "resume with the same settings, or begin from its model with --model.start"
             )
 
 
-def check_same_data(checkpoint: Mapping[str, Any], steps: int, vocabulary: str) -> None:
-    """Refuse to resume with another schedule or other words.
+def check_same_data(checkpoint: Mapping[str, Any], steps: int, data: Mapping[str, Any]) -> None:
+    """Refuse to resume with another schedule, other batches, words or features.
 
     Raises:
-        UserError: the number of steps or the vocabulary's fingerprint differs.
+        UserError: the number of steps, or what is said of the data, differs.
     """
     if checkpoint["steps"] != steps:
         raise UserError(
             f"the checkpoint is of a run of {checkpoint['steps']} steps, this one has {steps}, and the "
             "learning rate follows the whole run: resume with the same trainer.max_epochs and data"
         )
-    if checkpoint.get("vocabulary", vocabulary) != vocabulary:
-        raise UserError("the checkpoint is of a run with another vocabulary: resume with the same data")
+    for name, value in data.items():
+        saved = checkpoint["data"].get(name)
+        if saved != value:
+            raise UserError(
+                f"the checkpoint is of a run with {name} {saved}, this one has {value}: "
+                "resume with the same data and its settings"
+            )

@@ -156,6 +156,19 @@ def test_with_the_expectation_everywhere_the_hard_objective_is_the_soft_likeliho
     torch.testing.assert_close(loss.total, soft_objective(soft, doubly_stochastic=0.0).total)
 
 
+def test_the_baseline_follows_the_rewards_of_what_was_drawn_only(decoder, features):
+    """Two photographs, of which the second takes the expectation."""
+    words, lengths = WORDS.expand(2, -1, -1), LENGTHS.expand(2, -1)
+    transcript = decoder(
+        features.expand(2, -1, -1), words, lengths, ExpectationMixing(torch.tensor([False, True]))
+    )
+    baseline = MovingAverage()
+    hard_objective(transcript, baseline, torch.tensor([True, False]), lambda_r=1.0, lambda_e=0.0)
+    reward = transcript.per_caption(word_log_probs(transcript))
+    torch.testing.assert_close(baseline.value, reward[0].mean().to(baseline.value.dtype))
+    assert not torch.allclose(reward[0], reward[1])
+
+
 def test_moving_average_follows_the_paper_and_travels_with_the_state():
     baseline = MovingAverage()
     assert baseline(torch.tensor([-4.0, -6.0])).item() == -5.0

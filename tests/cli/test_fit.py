@@ -68,6 +68,19 @@ def test_fit_leaves_a_model_logs_and_a_checkpoint_to_resume_from(process, config
     softer = process("fit", "--config", config, "--ckpt_path", run / "last.ckpt", "--model.attention", "soft")
     assert softer.returncode == 2 and softer.stderr.count("\n") == 1
     assert "a run with model.attention hard, this one has soft" in softer.stderr
+    for name, before in (("gist", None), ("bleu_reward", 0.0)):  # an older version's checkpoint
+        assert checkpoint["hyper_parameters"].pop(name) == before
+    torch.save(checkpoint, tmp_path / "older.ckpt")
+    older = ("--ckpt_path", tmp_path / "older.ckpt")
+    gist = process("fit", "--config", config, *older, "--model.gist", 0.3)
+    assert "a run with model.gist None, this one has 0.3" in gist.stderr
+    order = process("fit", "--config", config, *older, "--data.seed", 9)
+    assert order.returncode == 2 and "a run with data.seed 0, this one has 9" in order.stderr
+    assert process("fit", "--config", config, *older).returncode == 0
+    config.write_text(config.read_text().replace("max_epochs: 2", "max_epochs: 1"))
+    trained = (run / "model" / "config.json").read_bytes()
+    assert process("fit", "--config", config, "--trainer.fast_dev_run", "true").returncode == 0
+    assert (run / "model" / "config.json").read_bytes() == trained
 
 
 @pytest.mark.parametrize(
@@ -90,6 +103,10 @@ def test_fit_leaves_a_model_logs_and_a_checkpoint_to_resume_from(process, config
         (("--model.lambda_r", ".nan"), "model.lambda_r must be at least 0, not nan"),
         (("--model.doubly_stochastic", ".inf"), "model.doubly_stochastic must be at least 0, not inf"),
         (("--model.self_critical", "1"), "at least 2 draws"),
+        (("--model.bleu_reward", "1"), "set model.self_critical"),
+        (("--model.gist", "1"), "model.gist must be from 0 to below 1"),
+        (("--trainer.precision", "bf16-true"), "can be 32-true, 16-mixed, bf16-mixed, not bf16-true"),
+        (("--trainer.max_epochs", "null", "--trainer.max_time", "00:01:00:00"), "set trainer.max_epochs"),
         (("--seed_everything", "-5"), "seed_everything must be from 0 to 4294967295, not -5"),
         (("--trainer.max_epochs", "-1"), "trainer.max_epochs must be at least 1, not -1"),
         (("--trainer.max_steps", "0"), "trainer.max_steps must be at least 1"),

@@ -4,21 +4,25 @@ import pytest
 import torch
 
 from captioner.attention.selection import Argmax, Sample, Soft
-from captioner.decoding.beam import beam_search
+from captioner.decoding.beam import Pool, beam_search
 from captioner.model.decoder import Decoder
 from captioner.text.vocabulary import Vocabulary
 
 VOCABULARY = 7  # the four special tokens and three words
 
 
-@pytest.fixture
-def decoder():
-    torch.manual_seed(3)
+def random_decoder(seed):
+    torch.manual_seed(seed)
     decoder = Decoder(VOCABULARY, 5, None, 6, 8, 4, dropout=0.0)
     with torch.no_grad():
         decoder.output.weight *= 6  # sharper than untrained, so that beams differ
         decoder.embedding.weight *= 10
     return decoder.eval()
+
+
+@pytest.fixture
+def decoder():
+    return random_decoder(3)
 
 
 @pytest.fixture
@@ -51,6 +55,18 @@ def test_a_wide_beam_is_exhaustive_search(decoder, features, length_penalty):
         assert tuple(found[0].words) == best
         assert found[0].score == pytest.approx(scores[best], rel=1e-4)
         assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
+
+
+@pytest.mark.parametrize("length_penalty", [0.7, 1.0, 3.0])
+@pytest.mark.parametrize("beam_size", [2, 3])
+def test_leaving_the_batch_early_loses_nothing(monkeypatch, length_penalty, beam_size):
+    """Some of these photographs' best captions end after K others have."""
+    decoder = random_decoder(8)
+    features = torch.randn(60, 3, 5, generator=torch.Generator().manual_seed(9))
+    early = beam_search(decoder, features, Soft(), beam_size, 12, length_penalty)
+    monkeypatch.setattr(Pool, "beats", lambda *_: False)
+    late = beam_search(decoder, features, Soft(), beam_size, 12, length_penalty)
+    assert [pool[0].words for pool in early] == [pool[0].words for pool in late]
 
 
 @pytest.mark.parametrize("rule", [Soft(), Argmax()])

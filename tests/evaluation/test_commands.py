@@ -107,6 +107,11 @@ def test_java_is_looked_for_before_the_data(folder, no_java, capsys):
         ("evaluate", ["--beam-size", "0"], "--beam-size must be at least 1, not 0"),
         ("evaluate", ["--json", "no/such.json"], "--json no/such.json cannot be written"),
         ("evaluate", ["--captions", "a.json", "--json", "a.json"], "are both a.json: give two"),
+        (
+            "evaluate",
+            ["--captions", "{data}/../a.json", "--json", "{data}/features/../../a.json"],
+            "a.json: give two",
+        ),
         ("evaluate", ["--captions", "."], "--captions . cannot be written"),
         ("evaluate", ["--captions", "-"], "--captions - is no file"),
         ("evaluate", ["--captions", "{data}/captions.json"], "would replace a file that is read"),

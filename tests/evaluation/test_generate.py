@@ -64,6 +64,7 @@ def test_features_of_another_preprocessing_are_refused(captioner, prepared):
     [
         ({"split": "val"}, r"no split 'val': choose from train \(3\), test \(4\)"),
         ({"selection": "hard"}, "unknown selection rule 'hard'"),
+        ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
         ({"limit": 0}, "the number of images must be at least 1, not 0"),
     ],
 )

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from PIL import Image
@@ -46,6 +48,15 @@ def test_hits_are_selected_cells_whose_centre_lies_in_the_nouns_box(prepared):
     assert pointing({1: caption(words, [0, 3, 6], [1.0, 0.0, 1.0])}, [IMAGE], prepared) == 1.0
     assert pointing({1: caption(words, [0, 3, 5], [1.0, 0.0, 1.0])}, [IMAGE], prepared) == 0.5
     assert pointing({1: caption(words, [6, 3, 0], [1.0, 0.0, 1.0])}, [IMAGE], prepared) == 0.0
+
+
+def test_a_cell_of_padding_is_no_hit(prepared, tmp_path):
+    """The photograph is 80 x 40: padded to a square, the first and last of four rows hold none of it."""
+    padded = replace(prepared, preprocess=Preprocess((64, 64), "pad"))
+    image = replace(IMAGE, boxes=({"word": "circle", "box": [0, 0, 80, 40]},))
+    for selected, expected in ((0, 0.0), (1, 1.0), (2, 1.0), (3, 0.0)):
+        looked = replace(caption(["circle"], [selected], [1.0]), grid=(4, 1))
+        assert pointing({1: looked}, [image], padded) == expected
 
 
 def test_the_look_that_counted_most_in_the_phrase_is_the_one(prepared):

@@ -170,6 +170,13 @@ json.dump(answer, open(sys.argv[sys.argv.index("-out") + 1], "w"))
 """
 
 
+@pytest.mark.parametrize("written", ["", 'echo "[" > "$6"', 'echo "[{}]" > "$6"', 'echo "3" > "$6"'])
+def test_spice_that_leaves_no_scores_is_an_error_of_java(fake_java, written):
+    fake_java(f'while [ "$1" != -jar ]; do shift; done; set -- _ _ "$@"; {written}')
+    with pytest.raises(JavaError, match="SPICE left no scores"):
+        spice([["a dog"]], ["a dog"])
+
+
 @pytest.mark.parametrize(("first", "known"), [("0.25", True), ("None", False)])
 def test_spice_is_the_mean_f_score(fake_java, first, known):
     program = shlex.quote(SPICE_PROGRAM.replace("FIRST", first))

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
 
-from captioner.attention.estimators import ExpectationMixing
+from captioner.attention.estimators import ExpectationMixing, MovingAverage
+from captioner.attention.selection import Soft
 from captioner.captioner import Captioner
 from captioner.data.datamodule import CaptionDataModule, encode_captions, pad, unpad
 from captioner.data.images import Preprocess
@@ -20,7 +22,13 @@ from captioner.model.encoder import Encoder
 from captioner.text.vocabulary import Vocabulary
 from captioner.training.callbacks import RandomState, SaveBest
 from captioner.training.module import CaptioningModule, drop_regions
-from captioner.training.objectives import word_log_probs
+from captioner.training.objectives import (
+    hard_objective,
+    self_critical_objective,
+    soft_objective,
+    word_log_probs,
+)
+from captioner.training.reward import CiderD
 
 SMALL = {"feature_size": 8, "embedding_size": 8, "hidden_size": 8, "attention_size": 8}
 
@@ -32,7 +40,16 @@ def prepared(tmp_path_factory):
     return prepare(captions, root / "images", root, Encoder("patches"), Preprocess((112, 112)), 1, workers=0)
 
 
-def fit(prepared, root, epochs, checkpoint=None, max_epochs=None, plugins=None, **settings):
+def fit(
+    prepared,
+    root,
+    epochs,
+    checkpoint=None,
+    max_epochs=None,
+    plugins=None,
+    val_check_interval=None,
+    **settings,
+):
     L.seed_everything(3, verbose=False)
     module = CaptioningModule(str(prepared.root), **SMALL | settings)
     data = CaptionDataModule(str(prepared.root), batch_size=5)
@@ -42,7 +59,13 @@ def fit(prepared, root, epochs, checkpoint=None, max_epochs=None, plugins=None, 
         plugins=plugins,
         accelerator="cpu",
         logger=L.pytorch.loggers.CSVLogger(root, name="log"),
-        callbacks=[SaveBest(), RandomState(), StopAfter(epochs)],
+        val_check_interval=val_check_interval,
+        callbacks=[
+            SaveBest(),
+            RandomState(),
+            StopAfter(epochs),
+            ModelCheckpoint(root, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True),
+        ],
         enable_progress_bar=False,
         enable_model_summary=False,
         log_every_n_steps=1,
@@ -76,6 +99,15 @@ def test_a_resumed_run_is_the_same_run_bit_for_bit(prepared, tmp_path, attention
         assert torch.equal(value, other[key]), key
     if attention == "hard":
         assert whole.baseline.value.item() < 0
+
+
+def test_a_run_that_validates_within_epochs_resumes_from_their_ends(prepared, tmp_path):
+    settings = {"max_epochs": 3, "attention": "hard", "val_check_interval": 0.5}
+    whole, _ = fit(prepared, tmp_path / "whole", 3, **settings)
+    resumed, _ = fit(prepared, tmp_path / "resumed", 3, tmp_path / "whole" / "epoch=0.ckpt", **settings)
+    other = resumed.state_dict()
+    for key, value in whole.state_dict().items():
+        torch.testing.assert_close(other[key], value, msg=key)
 
 
 @pytest.mark.parametrize("attention", ["soft", "hard"])
@@ -177,6 +209,10 @@ def test_training_from_a_models_words(prepared, tmp_path):
     start = str(tmp_path / "soft" / "model")
     hard = CaptioningModule(str(prepared.root), "hard", start=start, gist=0.5, **SMALL)
     assert hard.captioner.decoder.gist == 0.5
+    hard.captioner.save(tmp_path / "hard")
+    for gist, expected in ((None, 0.5), (0.0, 0.0)):
+        again = CaptioningModule(str(prepared.root), start=str(tmp_path / "hard"), gist=gist, **SMALL)
+        assert again.captioner.decoder.gist == expected
     for key, value in soft.captioner.decoder.state_dict().items():
         torch.testing.assert_close(hard.captioner.decoder.state_dict()[key], value, atol=1e-3, rtol=1e-3)
     with pytest.raises(UserError, match="must agree"):
@@ -191,6 +227,54 @@ def test_training_from_a_models_words(prepared, tmp_path):
     assert other(Preprocess((112, 112)), (3, 4)).grid == (3, 4)
     with pytest.raises(UserError, match="has features"):
         other(Preprocess((112, 112), "pad"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention": "soft", "doubly_stochastic": 0.7},
+        {"attention": "hard", "lambda_r": 0.3, "lambda_e": 0.02, "region_dropout": 0.5},
+        {"attention": "hard", "lambda_r": 0.3, "baseline": "soft", "expectation": 0.3},
+    ],
+)
+def test_what_is_trained_is_the_objective_of_the_settings(prepared, changes):
+    settings = {"label_smoothing": 0.1, "dropout": 0.0} | changes
+    module = CaptioningModule(str(prepared.root), **SMALL | settings)
+    decoder = module.captioner.decoder
+    batch = CaptionDataModule(str(prepared.root), batch_size=5).train_dataloader().dataset[range(12)]
+    torch.manual_seed(1)
+    found = module.objective(batch)
+    torch.manual_seed(1)
+    features = drop_regions(batch.features, settings.get("region_dropout", 0.0))
+    if settings["attention"] == "soft":
+        expected = soft_objective(decoder(features, batch.words, batch.lengths, Soft()), 0.7, 0.1)
+    else:
+        coins = torch.rand(12) < settings.get("expectation", 0.5)
+        assert 0 < coins.sum() < 12  # each photograph has its own
+        soft = module.read_softly(features, batch) if "baseline" in settings else None
+        transcript = decoder(features, batch.words, batch.lengths, ExpectationMixing(coins))
+        lambdas = settings["lambda_r"], settings.get("lambda_e", 0.002)
+        expected = hard_objective(transcript, MovingAverage(), ~coins, *lambdas, 0.1, soft)
+    torch.testing.assert_close(found.total, expected.total)
+    for name, figure in expected.figures.items():
+        torch.testing.assert_close(found.figures[name], figure)
+
+
+def test_bleu_counts_as_much_as_the_settings_say(prepared, monkeypatch):
+    given = {}
+
+    def objective(transcript, rewards):
+        given["rewards"] = rewards
+        return self_critical_objective(transcript, rewards)
+
+    monkeypatch.setattr("captioner.training.module.self_critical_objective", objective)
+    module = CaptioningModule(str(prepared.root), self_critical=4, bleu_reward=2.5, **SMALL)
+    dataset = CaptionDataModule(str(prepared.root), batch_size=5).train_dataloader().dataset
+    module.cider_d = CiderD(dataset.encoded)
+    loss = module.objective(dataset[[0, 1, 2]])
+    assert given["rewards"].shape == (3, 4) and loss.figures["BLEU"] > 0
+    expected = loss.figures["CIDEr-D"] + 2.5 * loss.figures["BLEU"]
+    torch.testing.assert_close(given["rewards"].mean(), expected)
 
 
 def test_a_loss_that_is_not_finite_stops_and_names_the_photographs(prepared):
