@@ -1,11 +1,14 @@
 import csv
+import inspect
 import json
+from pathlib import Path
 
 import lightning as L
 import numpy as np
 import pytest
 import torch
 import torchvision
+import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
 
@@ -21,7 +24,7 @@ from captioner.evaluation.generate import generate
 from captioner.model.encoder import Encoder
 from captioner.text.vocabulary import Vocabulary
 from captioner.training.callbacks import RandomState, SaveBest
-from captioner.training.module import CaptioningModule, drop_regions
+from captioner.training.module import DEFAULTS, CaptioningModule, check_settings, drop_regions
 from captioner.training.objectives import (
     hard_objective,
     self_critical_objective,
@@ -288,6 +291,21 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_photographs(prepared):
 def test_fine_tuning_needs_photographs(prepared, tmp_path):
     with pytest.raises(UserError, match=r"data\.photographs"):
         fit(prepared, tmp_path, 1, finetune_from=0)
+
+
+RECIPES = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipes_name_settings_that_there_are_and_start_from_each_other(path):
+    recipe = yaml.safe_load(path.read_text())
+    assert set(recipe["model"]) <= set(DEFAULTS)
+    assert set(recipe["data"]) <= set(inspect.signature(CaptionDataModule).parameters)
+    check_settings(DEFAULTS | recipe["model"])
+    assert recipe["trainer"]["default_root_dir"] == f"runs/{path.stem}"
+    assert f"captioner fit --config configs/{path.name}" in path.read_text()
+    if (start := recipe["model"].get("start")) is not None:
+        assert start in {f"runs/{other.stem}/model" for other in RECIPES}
 
 
 def test_a_missing_data_set_says_what_to_run(tmp_path):
