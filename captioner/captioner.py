@@ -151,7 +151,7 @@ class Captioner(nn.Module):
             beam_size=beam_size,
             max_length=max_length,
             length_penalty=length_penalty,
-            seeds=[(photo + seed * 0x9E3779B1) % 2**63 for photo in seeds],
+            seeds=[(photo + int(seed) * 0x9E3779B1) % 2**63 for photo in seeds],
         )
         return [self.compose(hypotheses[0], regions, i, rule.name) for i, hypotheses in enumerate(found)]
 

@@ -75,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
     from captioner.data.prepared import prepare
 
     encoder, preprocess = build_encoder(args)
+    encoder.measure(preprocess.size)  # what it cannot encode is refused before an older set is touched
     captions, images = read_source(args)
     splits = captions.splits()
     if absent := [split for split in ("train", "val") if split not in splits]:

@@ -127,7 +127,7 @@ class Encoder(nn.Module):
         """The grid (rows, cols) and the feature size D for an input of `size` (rows, cols) pixels."""
         try:
             features, grid = self(torch.zeros(1, 3, *size, device=self.device))
-        except RuntimeError as error:  # too few pixels, no multiple of a patch, too little memory
+        except (RuntimeError, AssertionError) as error:  # too few pixels, no multiple of a window, memory
             reason = str(error).strip().splitlines()[0]
             raise UserError(
                 f"encoder {self.name!r} cannot encode {size[0]} x {size[1]} pixels ({reason}): "

@@ -237,3 +237,10 @@ def test_splits_in_other_letters_are_mentioned(captions, pictures, tmp_path, cap
     prepared_in(tmp_path / "ready", captions, pictures)
     said = capsys.readouterr().err
     assert "has no train split, which `captioner fit` needs: its splits are Train, val" in said
+
+
+def test_a_grid_that_cannot_be_made_leaves_an_older_set_alone(refused, tmp_path):
+    (tmp_path / "prepared.json").write_text("{}")
+    message = refused("prepare", "shapes", "--grid", "99x99", "--out", tmp_path)
+    assert "a grid of 99 x 99 regions cannot be made" in message
+    assert [path.name for path in tmp_path.iterdir()] == ["prepared.json"]
