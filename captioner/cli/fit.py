@@ -150,6 +150,10 @@ def check_trainer(settings: Mapping[str, Any]) -> None:
         del numbers["max_steps"]
     epochs = Bounds(1, settings["max_epochs"] or 1000, whole=True)
     check_all(TRAINER | {"check_val_every_n_epoch": epochs}, numbers, "trainer.")
+    if isinstance(settings["val_check_interval"], str):
+        raise UserError(
+            "trainer.val_check_interval is a share of an epoch or a number of batches, not a time"
+        )
     if (precision := settings["precision"]) not in (None, 32, "32", *PRECISIONS):
         raise UserError(f"trainer.precision can be {', '.join(PRECISIONS)}, not {precision}")
     if settings["max_epochs"] is None and settings["max_steps"] == -1:

@@ -105,6 +105,7 @@ def test_fit_leaves_a_model_logs_and_a_checkpoint_to_resume_from(process, config
         (("--model.self_critical", "1"), "at least 2 draws"),
         (("--model.bleu_reward", "1"), "set model.self_critical"),
         (("--model.gist", "1"), "model.gist must be from 0 to below 1"),
+        (("--trainer.val_check_interval", "00:00:00:01"), "or a number of batches, not a time"),
         (("--trainer.precision", "bf16-true"), "can be 32-true, 16-mixed, bf16-mixed, not bf16-true"),
         (("--trainer.max_epochs", "null", "--trainer.max_time", "00:01:00:00"), "set trainer.max_epochs"),
         (("--seed_everything", "-5"), "seed_everything must be from 0 to 4294967295, not -5"),
