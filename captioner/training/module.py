@@ -134,7 +134,6 @@ class CaptioningModule(L.LightningModule):
             hidden_size,
             attention_size,
             0.0 if self_critical else dropout,
-            gist or 0.0,
         )
         rule = validate_with or ("soft" if attention == "soft" else "argmax")
         self.captioner = Captioner(
@@ -147,8 +146,8 @@ class CaptioningModule(L.LightningModule):
         )
         if start is not None:
             copy_decoder(start, self.captioner)
-            if gist is not None:
-                decoder.gist = gist
+        if gist is not None:
+            decoder.gist = gist
         self.baseline = MovingAverage()
         self.cider_d: CiderD | None = None
         self.captions: dict[int | str, str] = {}

@@ -11,13 +11,8 @@ import torch
 
 from captioner.errors import UserError
 
-OURS = {
-    "state_dict",
-    "hyper_parameters",
-    "optimizer_states",
-    "steps",
-    "data",
-}  # the last two are this program's
+# Lightning's, and "steps" and "data", which are this program's alone.
+OURS = {"state_dict", "hyper_parameters", "optimizer_states", "steps", "data"}
 PLACES = {"prepared", "start"}  # folders may have moved
 
 
