@@ -203,7 +203,7 @@ class Captioner(nn.Module):
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        own_encoder = self.encoder.weights != "default" or not self.encoder.frozen
+        own_encoder = not self.encoder.is_librarys
         parts = {"decoder": self.decoder} | ({"encoder": self.encoder} if own_encoder else {})
         tensors = {
             f"{part}.{key}": half_if(half and part == "decoder", t)  # an encoder keeps its fingerprint
@@ -332,6 +332,8 @@ def move(captioner: Captioner, device: str | torch.device | None) -> Captioner:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
+        if torch.device(device).type == "meta":
+            raise TypeError("it keeps no numbers")
         return captioner.to(device)
     except (RuntimeError, AssertionError, TypeError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -379,7 +381,7 @@ def open_photo(photo: Photo) -> Image.Image:
 def open_tensor(photo: Tensor) -> Image.Image:
     if photo.ndim != 3 or photo.shape[0] not in (1, 3) or photo.numel() == 0:
         raise UserError(f"a photograph's tensor is (3, H, W), not {tuple(photo.shape)}")
-    levels = photo.detach().cpu()
+    levels = photo.detach().cpu().to_dense()
     if levels.dtype != torch.uint8:
         # Resizing overshoots 0 and 1 by a little; what lies far off was never scaled.
         if not levels.is_floating_point() or not bool(((levels > -0.5) & (levels < 1.5)).all()):

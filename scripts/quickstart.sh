@@ -36,6 +36,7 @@ Done. Where to look:
   out/shapes                 where the model that was trained just now looked
   out/shapes_compare.json    sampled against argmax selection, every metric
   runs/shapes_hard           that model and its training logs (tensorboard --logdir runs/shapes_hard)
+Both models learnt from Flickr8k alone, mostly people and dogs out of doors: of other scenes they write odd captions.
 Your own photograph:
   .venv/bin/captioner caption photo.jpg --overlay out
 END

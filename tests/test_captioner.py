@@ -57,7 +57,7 @@ def test_any_kind_of_photo_gives_the_same_caption(captioner, photos, tmp_path):
     photos[0].save(path)
     tensor = torch.from_numpy(np.array(photos[0])).permute(2, 0, 1)
     expected = captioner.caption(photos[0])
-    for photo in (path, str(path), path.read_bytes(), tensor, tensor / 255):
+    for photo in (path, str(path), path.read_bytes(), tensor, tensor / 255, tensor.to_sparse()):
         assert same(captioner.caption(photo), expected)
     assert captioner.caption(path).source == str(path)
 
@@ -99,6 +99,17 @@ def test_encode_once_ask_often(captioner, photos):
         assert same(
             captioner.decode(regions, selection)[2], captioner.caption(photos[2], selection=selection)
         )
+
+
+@pytest.mark.parametrize("precision", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_model_in_another_precision_is_saved_and_comes_back(captioner, photos, tmp_path, precision):
+    expected = captioner.encoder.fingerprint()
+    loaded = Captioner.load(captioner.to(precision).save(tmp_path / "model"), device="cpu")
+    assert captioner.encoder.fingerprint() == loaded.encoder.fingerprint() == expected
+    assert loaded.caption(photos[0]).text == Captioner.load(tmp_path / "model").caption(photos[0]).text
+    torch.testing.assert_close(
+        loaded.decoder.keys.weight, captioner.decoder.keys.weight.float(), rtol=0, atol=0
+    )
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -243,8 +254,9 @@ def test_a_model_is_where_it_was_asked_to_be(captioner, tmp_path):
     folder = captioner.save(tmp_path / "model")
     assert Captioner.load(folder, device="cpu").device == torch.device("cpu")
     assert Captioner.load(folder).device.type == ("cuda" if torch.cuda.is_available() else "cpu")
-    with pytest.raises(UserError, match="no device 'gpu' here"):
-        Captioner.load(folder, device="gpu")
+    for device in ("gpu", "meta"):
+        with pytest.raises(UserError, match=f"no device '{device}' here"):
+            Captioner.load(folder, device=device)
 
 
 @pytest.mark.parametrize("name", ["flickr8k-soft", "flickr8k-hard"])

@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose complaint is one line."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}: see `{self.prog} --help`")
+        raise UserError(f"{message} (`{self.prog} --help` says more)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

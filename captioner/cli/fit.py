@@ -35,12 +35,12 @@ def run(arguments: Sequence[str]) -> int:
     """
     from jsonargparse import ArgumentError
     from lightning.pytorch import Trainer
-    from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+    from lightning.pytorch.callbacks import EarlyStopping
     from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
     from captioner.data.datamodule import CaptionDataModule
-    from captioner.training.callbacks import RandomState, SaveBest
+    from captioner.training.callbacks import Lines, RandomState, SaveBest, WholeEpochs
     from captioner.training.module import CaptioningModule
 
     class FitCLI(LightningCLI):
@@ -49,12 +49,15 @@ def run(arguments: Sequence[str]) -> int:
             parser.add_lightning_class_args(SaveBest, "save_best")
             parser.add_lightning_class_args(RandomState, "random_state")
             parser.add_lightning_class_args(EarlyStopping, "early_stopping")
-            parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+            parser.add_lightning_class_args(WholeEpochs, "checkpoint")
+            parser.add_lightning_class_args(Lines, "lines")
             parser.set_defaults(
                 {
                     "early_stopping.monitor": "val/CIDEr",
                     "early_stopping.mode": "max",
                     "early_stopping.patience": 5,
+                    # A run may end before its first validation; `SaveBest` says so.
+                    "early_stopping.strict": False,
                     "checkpoint.filename": "last",
                     # A run goes on from the end of an epoch, wherever in it validation ran.
                     "checkpoint.save_on_train_epoch_end": True,
@@ -110,7 +113,7 @@ def run(arguments: Sequence[str]) -> int:
                 args=["fit", *arguments],
             )
         except ArgumentError as error:
-            raise UserError(f"{error}: see `captioner fit --help`") from None
+            raise UserError(f"{error} (`captioner fit --help` says more)") from None
         except MisconfigurationException as error:
             raise UserError(f"the trainer cannot do this: {error}") from None
         except SystemExit as end:

@@ -65,17 +65,20 @@ def rows_and_columns(text: str) -> tuple[int, int]:
     """`448x224`, or one number for a square."""
     match = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"give ROWSxCOLS such as 224x224, not {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"give ROWSxCOLS such as 7x7, or one number for a square, not {text!r}"
+        )
     return int(match[1]), int(match[2] or match[1])
 
 
 def run(args: argparse.Namespace) -> int:
     check_at_least(args, min_count=1, batch_size=1, workers=0)
 
-    from captioner.data.prepared import prepare
+    from captioner.data.prepared import prepare, refuse_others
 
     encoder, preprocess = build_encoder(args)
     encoder.measure(preprocess.size)  # what it cannot encode is refused before an older set is touched
+    refuse_others(args.out)
     captions, images = read_source(args)
     splits = captions.splits()
     if absent := [split for split in ("train", "val") if split not in splits]:

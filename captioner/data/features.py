@@ -238,9 +238,14 @@ def open_rows(root: Path, shape: tuple[int, int, int], mode: Literal["r", "r+"])
     return np.memmap(file, np.float16, mode, shape=shape)
 
 
+def unfinished(root: Path) -> Path:
+    """Where a store lies until it is whole."""
+    return root.with_name(root.name + ".partial")
+
+
 def open_partial(root: Path, index: dict[str, Any]) -> Path:
     """The unfinished store beside `root`: an earlier one of the same content, or a new empty one."""
-    partial = root.with_name(root.name + ".partial")
+    partial = unfinished(root)
     rows, (height, width) = len(index["names"]), index["grid"]
     needed = 2 * rows * height * width * index["size"]
     lengths = {ROWS: needed, PROGRESS: rows}

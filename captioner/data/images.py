@@ -231,7 +231,7 @@ def images_at(path: Path) -> Iterator[Path]:
     if path.is_dir():
         inside = [p for p in files_under(path) if p.suffix.lower() in SUFFIXES and p.is_file()]
         if not inside:
-            raise UserError(f"no pictures in the folder {describe(path)}: give one with JPEG or PNG files")
+            raise UserError(f"no pictures in the folder {describe(path)}: give one with photographs")
         yield from sorted(inside)
     elif not path.exists():
         raise UserError(f"no picture at {describe(path)}: check the path")

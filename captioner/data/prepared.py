@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.data.captions import CaptionSet, read_captions
-from captioner.data.features import INDEX, ROWS, FeatureStore, OnBadImage, write_features
+from captioner.data.features import INDEX, ROWS, FeatureStore, OnBadImage, unfinished, write_features
 from captioner.data.images import Preprocess
 from captioner.errors import UserError
 from captioner.files import read_json, write_json
@@ -118,6 +118,20 @@ def fingerprint(root: Path) -> str:
 def unprepare(root: Path) -> None:
     """A folder whose parts are about to change cannot be opened: a run that is killed leaves no mixture."""
     (root / SETTINGS).unlink(missing_ok=True)
+
+
+def refuse_others(root: Path) -> None:
+    """Files of a prepared folder's names that no run of this program has left are somebody's own.
+
+    Raises:
+        UserError: there are some.
+    """
+    ours = (root / SETTINGS, root / FEATURES / INDEX, unfinished(root / FEATURES))
+    for part in parts(root):
+        if part.exists() and not any(sign.exists() for sign in ours):
+            raise UserError(
+                f"{part} is not of a prepared data set and would be replaced: choose another --out"
+            )
 
 
 def prepare(

@@ -121,9 +121,9 @@ def beam_search(
             score = log_prob / (t + 1) ** length_penalty
             finished = t < max_length or bool(likeliest[row, beam] == Vocabulary.end)
             pools[active[row]].add(Ended(t, beam, log_prob, score, finished))
-        # The likeliest beam ends at the next step at the earliest; greedy decoding never looks back.
-        steps = t + 1 if beam_size == 1 else t + 2 if length_penalty <= 1 else max_length + 1
-        best = (totals[:, 0] / steps**length_penalty).tolist()
+        best = (
+            totals[:, 0] / best_length(t, beam_size, length_penalty, max_length) ** length_penalty
+        ).tolist()
         stay = [row for row, i in enumerate(active) if not pools[i].beats(best[row])]
         if t == max_length or not stay:
             break
@@ -132,6 +132,15 @@ def beam_search(
         memory, totals, words, parents = memory[keep], totals[keep], words[keep], parents[keep]
         state = reorder(state, keep, parents)
     return [[trace(records, i, h) for h in pool.ended] for i, pool in enumerate(pools)]
+
+
+def best_length(t: int, beam_size: int, length_penalty: float, max_length: int) -> int:
+    """The number of steps with which a beam that goes on after step t could score best."""
+    if beam_size == 1:
+        return t + 1  # greedy decoding never looks back
+    if length_penalty <= 1:
+        return t + 2  # the end token's step is the next at the earliest
+    return max_length + 1
 
 
 def uniform(generators: list[torch.Generator], n: int, device: torch.device) -> Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ class Encoder(nn.Module):
         self.network = network.to(memory_format=torch.channels_last)
         self.freeze()
         self.check_stride()
+        self.built_with = hash_of(self.state_dict())
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Encode pixels (B, 3, S, S') to features (B, L, D) and the grid (rows, cols), L = rows x cols."""
@@ -136,12 +138,16 @@ class Encoder(nn.Module):
         return grid, features.shape[-1]
 
     def fingerprint(self) -> str:
-        """A hash of the weights: features of another encoder are told apart by it."""
-        digest = hashlib.sha256()
-        for key, tensor in self.state_dict().items():
-            digest.update(key.encode())
-            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()[:16]
+        """A hash of the weights: features of another encoder are told apart by it.
+
+        The library's own weights keep theirs when they are converted to another precision.
+        """
+        return self.built_with if self.is_librarys else hash_of(self.state_dict())
+
+    @property
+    def is_librarys(self) -> bool:
+        """Whether the weights are the library's own, which a saved model leaves out."""
+        return self.weights == "default" and self.frozen
 
     def to_dict(self) -> dict[str, Any]:
         """The arguments that build this encoder again, as plain types."""
@@ -152,6 +158,14 @@ class Encoder(nn.Module):
             "stride": self.stride,
             "grid": None if self.grid is None else list(self.grid),
         }
+
+
+def hash_of(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for key, tensor in tensors.items():
+        digest.update(key.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def build_network(name: str, weights: str | None, layer: str | int | None, stride: int | None) -> nn.Module:
@@ -294,10 +308,10 @@ def timm_network(name: str, weights: str | None, layer: str | int | None, stride
     stages = len(model.feature_info)
     if not str(layer).lstrip("-").isdigit() or not -stages <= int(layer) < stages:
         raise UserError(f"encoder {name!r} has no stage {layer!r}: give an index from 0 to {stages - 1}")
-    cut = timm.create_model(name, pretrained=False, features_only=True, out_indices=(int(layer),), **dilate)
-    own = model.state_dict()
-    cut.load_state_dict({key: own[key] for key in cut.state_dict()})
-    return cut
+    model.forward = partial(
+        model.forward_intermediates, indices=[int(layer)], stop_early=True, intermediates_only=True
+    )
+    return model
 
 
 def load_lite0(model: nn.Module) -> None:

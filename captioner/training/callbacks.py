@@ -1,15 +1,16 @@
-"""What training keeps: the best model, and the random states that make a resumed run the same run."""
+"""What training keeps and tells: the best model, checkpoints to go on from exactly, a line an epoch."""
 
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from captioner.errors import UserError
 from captioner.training.module import CaptioningModule
@@ -52,11 +53,47 @@ class SaveBest(Callback):
             | {"epoch": trainer.current_epoch + 1, **validation},
         )
 
+    @rank_zero_only
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self.best == -math.inf and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            raise UserError(
+                "the run ended before its first validation, so it has left no model: let it run longer, or "
+                "validate sooner with trainer.val_check_interval"
+            )
+
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best = state_dict["best"]
+
+
+class WholeEpochs(ModelCheckpoint):
+    """Lightning's checkpoints, but none of an epoch that `trainer.max_time` or `max_steps` cut off.
+
+    A run that went on from one would leave out the rest of that epoch.
+    """
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            super().on_train_epoch_end(trainer, pl_module)
+        else:
+            rank_zero_info(
+                f"the run ended within epoch {trainer.current_epoch + 1}: no checkpoint is kept of a part"
+            )
+
+
+class Lines(Callback):
+    """A line a validation on standard error, where there is no terminal for the progress bar to move on."""
+
+    @rank_zero_only
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.sanity_checking or sys.stdout.isatty() or trainer.progress_bar_callback is None:
+            return
+        figures = ", ".join(
+            f"{name} {float(value):.3f}" for name, value in sorted(trainer.progress_bar_metrics.items())
+        )
+        print(f"epoch {trainer.current_epoch + 1}: {figures}", file=sys.stderr)
 
 
 class RandomState(Callback):

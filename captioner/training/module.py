@@ -33,7 +33,7 @@ from captioner.training.objectives import (
     soft_objective,
     word_log_probs,
 )
-from captioner.training.resuming import check_same_data, check_same_settings
+from captioner.training.resuming import check_same_data, check_same_settings, check_whole_epoch
 from captioner.training.reward import CiderD, Reward, bleu
 
 SCORES = ("BLEU-4", "CIDEr")  # of each validation, logged as val/BLEU-4 and val/CIDEr
@@ -71,13 +71,19 @@ class CaptioningModule(L.LightningModule):
         prepared: a folder that `captioner prepare` wrote: its vocabulary, encoder and preprocessing.
         attention: `soft`, trained by backpropagation, or `hard`, by REINFORCE.
         start: a model's folder or name whose decoder to start from; None starts afresh.
-        feature_size, embedding_size, hidden_size, attention_size, dropout: see `Decoder`.
-        gist: see `Decoder`; None is that of `start`, or 0.
+        feature_size: what the encoder's features are projected to; None does not project them.
+        embedding_size: of the words, and of the deep output.
+        hidden_size: of the LSTM.
+        attention_size: of the scoring function.
+        gist: the share that the mean region has in each region's value; None is that of `start`, or 0,
+            the paper's model.
+        dropout: on embedded words, regions and the deep output.
         region_dropout: the share of each photograph's regions that a training step leaves out, at random.
         learning_rate: the largest of the one-cycle schedule (Smith and Topin 2019, arXiv 1708.07120).
         label_smoothing: of the words' cross-entropy.
         doubly_stochastic: lambda of the soft objective.
-        lambda_r, lambda_e: weights of the hard objective's score-function and entropy terms.
+        lambda_r: weight of the hard objective's score-function term (REINFORCE).
+        lambda_e: weight of the hard objective's entropy term.
         baseline: what the score-function term compares a draw with: the moving `average` of the rewards of
             whole captions, as in the paper, or, selection by selection, the words to come as read with
             `soft` attention, which varies far less and costs another reading.
@@ -89,8 +95,9 @@ class CaptioningModule(L.LightningModule):
         bleu_reward: weight of their BLEU, the mean of BLEU-1 to BLEU-4, beside their CIDEr-D.
         finetune_from: the epoch from which the encoder learns too; None keeps it frozen.
         encoder_learning_rate: the encoder's, as a share of `learning_rate`.
-        validate_with: selection rule and
-        validate_beam: beam size of the validation captions; the rule becomes the saved model's own.
+        validate_with: selection rule of the validation captions, which becomes the saved model's own; None
+            is soft for soft attention, argmax for hard.
+        validate_beam: beam size of the validation captions.
     """
 
     def __init__(
@@ -262,12 +269,13 @@ class CaptioningModule(L.LightningModule):
             self.cider_d = CiderD(self.trainer.train_dataloader.dataset.encoded)  # type: ignore[union-attr]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["steps"] = int(self.trainer.estimated_stepping_batches)
+        checkpoint["steps"] = self.steps()
         checkpoint["data"] = self.about_data()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         check_same_settings(checkpoint, self.settings, DEFAULTS)
-        check_same_data(checkpoint, int(self.trainer.estimated_stepping_batches), self.about_data())
+        check_same_data(checkpoint, self.steps(), self.about_data())
+        check_whole_epoch(checkpoint)
 
     def about_data(self) -> dict[str, Any]:
         """What a resumed run must have the same, beside the settings of the model."""
@@ -319,9 +327,15 @@ class CaptioningModule(L.LightningModule):
         # With a gradient scaler, a fused optimiser would unscale gradients only after they are clipped.
         scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
         optimizer = torch.optim.Adam(groups, lr=rate, fused=not scaled)
-        steps = int(self.trainer.estimated_stepping_batches)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=steps)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=self.steps())
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def steps(self) -> int:
+        """The optimiser's steps in the whole run."""
+        try:
+            return int(self.trainer.estimated_stepping_batches)
+        except ValueError as error:  # Lightning's, of an interval longer than an epoch
+            raise UserError(f"the trainer cannot do this: {error}") from None
 
 
 def drop_regions(features: Tensor, share: float) -> Tensor:

@@ -58,6 +58,19 @@ def check_same_settings(
             )
 
 
+def check_whole_epoch(checkpoint: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint from within an epoch, of which the rest would be left out.
+
+    Raises:
+        UserError: it is one.
+    """
+    if not checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["is_last_batch"]:
+        raise UserError(
+            "the checkpoint was written within an epoch, and a run goes on from the end of one: "
+            "give --ckpt_path the last.ckpt of a whole epoch"
+        )
+
+
 def check_same_data(checkpoint: Mapping[str, Any], steps: int, data: Mapping[str, Any]) -> None:
     """Refuse to resume with another schedule, other batches, words or features.
 

@@ -1,5 +1,6 @@
 import csv
 import json
+import re
 import signal
 
 import pytest
@@ -185,6 +186,44 @@ def test_a_photograph_that_cannot_be_read_is_one_line(process, config, tmp_path,
 def test_features_of_another_encoder_are_refused(refused, config, prepared, monkeypatch):
     monkeypatch.setattr(Encoder, "fingerprint", lambda self: "another")
     assert "was made with weights" in refused("fit", "--config", config)
+
+
+def test_a_run_that_is_cut_off_keeps_the_checkpoint_of_its_last_whole_epoch(process, config, tmp_path):
+    """Two batches an epoch: three steps end within the second."""
+    whole, run = ("--trainer.max_epochs", 3), tmp_path / "run"
+    cut = process("fit", "--config", config, *whole, "--trainer.max_steps", 3)
+    assert cut.returncode == 0, cut.stderr
+    assert "the run ended within epoch 2: no checkpoint is kept of a part" in cut.stderr
+    checkpoint = torch.load(run / "last.ckpt", weights_only=True)
+    assert checkpoint["epoch"] == 0 and checkpoint["global_step"] == 2
+    parts = ("--checkpoint.every_n_train_steps", 1, "--checkpoint.save_top_k", -1)
+    process("fit", "--config", config, *whole, *parts, "--checkpoint.filename", "{step}")
+    for step, refused in ((3, True), (2, False)):
+        resumed = process("fit", "--config", config, *whole, "--ckpt_path", run / f"step={step}.ckpt")
+        assert ("was written within an epoch" in resumed.stderr) == refused, resumed.stderr
+        assert resumed.returncode == (2 if refused else 0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (("--trainer.max_steps", 1), "the run ended before its first validation"),
+        (("--trainer.val_check_interval", 3), "less than or equal to the number of the training batches (2)"),
+    ],
+)
+def test_a_run_without_validation_is_one_line(process, config, setting, message):
+    done = process("fit", "--config", config, *setting)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("captioner: error: ") and message in done.stderr
+
+
+def test_each_epoch_is_a_line_where_there_is_no_terminal(process, config):
+    done = process("fit", "--config", config, "--trainer.enable_progress_bar", "true")
+    lines = [line for line in done.stderr.splitlines() if line.startswith("epoch ")]
+    assert [line.split(":")[0] for line in lines] == ["epoch 1", "epoch 2"]
+    assert re.fullmatch(
+        r"epoch 2: train/loss \d+\.\d{3}, val/BLEU-4 \d\.\d{3}, val/CIDEr \d\.\d{3}", lines[1]
+    )
 
 
 TWO = ("--trainer.devices", 2, "--trainer.strategy", "ddp")

@@ -41,7 +41,7 @@ def test_unknown_command(refused):
 def test_wrong_option_is_one_line_that_says_where_to_look(refused):
     complaint = refused("caption", "a.jpg", "--beem-size", 3)
     assert "--beem-size" in complaint
-    assert complaint.endswith("see `captioner caption --help`")
+    assert complaint.endswith("(`captioner caption --help` says more)")
 
 
 def test_one_line_whatever_the_message(refused, monkeypatch):

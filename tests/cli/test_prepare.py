@@ -134,6 +134,17 @@ def test_bad_input(arguments, says, refused, captions, pictures, tmp_path):
     assert not (tmp_path / "ready").exists()
 
 
+@pytest.mark.parametrize("name", ["captions.json", "vocabulary.json"])
+def test_somebodys_own_files_are_not_replaced(refused, captions, pictures, tmp_path, name):
+    own = tmp_path / "ready" / name
+    own.parent.mkdir()
+    own.write_text("mine")
+    for arguments in ((captions, "--images", pictures[0].parent, *SMALL), ("shapes",)):
+        complaint = refused("prepare", *arguments, "--out", own.parent)
+        assert f"{own} is not of a prepared data set" in complaint
+        assert own.read_text() == "mine" and list(own.parent.iterdir()) == [own]
+
+
 def test_pixel_scale_is_the_encoders_own():
     imagenet = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     half = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)

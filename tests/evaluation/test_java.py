@@ -170,10 +170,18 @@ json.dump(answer, open(sys.argv[sys.argv.index("-out") + 1], "w"))
 """
 
 
-@pytest.mark.parametrize("written", ["", 'echo "[" > "$6"', 'echo "[{}]" > "$6"', 'echo "3" > "$6"'])
-def test_spice_that_leaves_no_scores_is_an_error_of_java(fake_java, written):
-    fake_java(f'while [ "$1" != -jar ]; do shift; done; set -- _ _ "$@"; {written}')
-    with pytest.raises(JavaError, match="SPICE left no scores"):
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        ("", "FileNotFoundError"),
+        ('echo "[" > "$5"', "JSONDecodeError"),
+        ('echo "[{}]" > "$5"', "KeyError"),
+        ('echo "3" > "$5"', "TypeError"),
+    ],
+)
+def test_spice_that_leaves_no_scores_is_an_error_of_java(fake_java, written, reason):
+    fake_java(f'while [ "$1" != -jar ]; do shift; done; {written}')
+    with pytest.raises(JavaError, match=rf"SPICE left no scores \({reason}"):
         spice([["a dog"]], ["a dog"])
 
 

@@ -70,6 +70,8 @@ def test_the_papers_vgg_19_is_14_by_14_by_512():
         ({"name": "resnet50", "stride": 16}, (6, 6), 2048),
         ({"name": "resnet18", "layer": "layer3"}, (6, 6), 256),
         ({"name": "timm:resnet18", "layer": 3}, (6, 6), 256),
+        ({"name": "timm:vgg11", "layer": 3}, (12, 12), 512),
+        ({"name": "timm:densenet121", "layer": -2}, (6, 6), 1024),
         ({"name": "timm:mobilenetv3_small_050"}, (3, 3), 288),
     ],
 )
@@ -143,6 +145,18 @@ def test_without_a_network_the_file_to_fetch_is_named(monkeypatch):
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
     with pytest.raises(UserError, match=r"vgg19.*Network is unreachable.*vgg19-\w+\.pth.*--weights"):
         Encoder("vgg19")
+
+
+def test_a_stage_of_timms_network_is_the_one_that_timm_gives():
+    import timm
+
+    torch.manual_seed(2)
+    pixels = torch.randn(1, 3, 64, 64)
+    encoder = Encoder("timm:resnet18", weights=None, layer=2)
+    stages = timm.create_model("resnet18", features_only=True).eval()
+    stages.load_state_dict(encoder.network.state_dict(), strict=False)
+    with torch.no_grad():
+        torch.testing.assert_close(encoder.cells(pixels), stages(pixels)[2])
 
 
 def test_a_frozen_encoder_keeps_its_statistics_in_training():
