@@ -25,7 +25,8 @@ class Caption:
         selection: name of the selection rule that made it.
         grid: rows and columns of the encoder's grid.
         weights: (T, L) the attention distribution alpha for each word.
-        selected: (T, k) indices of the regions whose features each word received; None for soft.
+        selected: (T, k) indices of the regions whose features each word received, -1 where they are fewer
+            than k; None for soft.
         gate: (T,) beta, how much the context counted for each word.
         finished: False when the longest allowed length was reached before the end token.
         geometry: how a region maps back to a box of the photograph, if a photograph was given.
@@ -47,6 +48,12 @@ class Caption:
     image: Image.Image | None = field(default=None, repr=False)
     source: str | None = None
 
+    def looked_at(self, t: int) -> list[int]:
+        """The regions that were selected for word t, each once; none for soft attention."""
+        if self.selected is None:
+            return []
+        return list(dict.fromkeys(region for region in self.selected[t].tolist() if region >= 0))
+
     def save_overlay(self, path: str | Path) -> Path:
         """Write a PNG strip: the photograph, then one panel a word with what the model looked at."""
         from captioner.visualization.overlay import draw_strip, save_picture
@@ -64,7 +71,9 @@ class Caption:
             "selection": self.selection,
             "grid": list(self.grid),
             "weights": self.weights.tolist(),
-            "selected": None if self.selected is None else self.selected.tolist(),
+            "selected": None
+            if self.selected is None
+            else [self.looked_at(t) for t in range(len(self.words))],
             "gate": self.gate.tolist(),
             "finished": self.finished,
             "geometry": None if self.geometry is None else self.geometry.to_dict(),

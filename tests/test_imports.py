@@ -24,7 +24,7 @@ HEIGHT = {part: height for height, layer in enumerate(LAYERS) for part in layer}
 BOTTOM_ALONE = {
     "geometry": {"errors"},
     "text": {"errors", "files"},
-    "attention": {"errors"},
+    "attention": {"errors", "bounds"},
     "errors": set(),
     "bounds": {"errors"},
     "files": set(),

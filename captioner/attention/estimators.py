@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from captioner.attention.selection import Sample, Selection, Soft, chosen
+from captioner.attention.selection import Rule, Sample, Selection, SelectionRule, Soft, chosen
 
 
 class MovingAverage(nn.Module):
@@ -34,33 +34,37 @@ class MovingAverage(nn.Module):
         return baseline
 
 
-class ExpectationMixing:
-    """The training rule of hard attention: sample, but for some images take the expectation.
+class ExpectationMixing(Rule):
+    """The training rule of hard attention: draw, but for some images take the expectation.
 
     "With probability 0.5 for a given image, we set the sampled attention location to its expected value"
     (section 4.1 of the paper): a coin an image, the same for all words of its captions. Where the
     expectation stands the gradient passes through the weights, and log_prob is zero.
     """
 
-    name = "sample"
-    stochastic = True
+    def __init__(self, expected: Tensor, rule: SelectionRule | None = None) -> None:
+        """expected: (B,) True where the expectation replaces the draw of `rule`, the paper's `sample`."""
+        self.expected, self.rule = expected[:, None], rule or Sample()
 
-    def __init__(self, expected: Tensor) -> None:
-        """expected: (B,) True where the expectation replaces the draw."""
-        self.expected = expected[:, None]
+    @property
+    def name(self) -> str:
+        return self.rule.name
+
+    @property
+    def draws(self) -> int:
+        return self.rule.draws
 
     def __call__(self, scores: Tensor, values: Tensor, u: Tensor | None = None) -> Selection:
-        return mix(self.expected, scores, values, Sample()(scores, values, u))
+        return mix(self.expected, scores, values, self.rule(scores, values, u))
 
 
-class Replay:
+class Replay(Rule):
     """ExpectationMixing with selections that were made before, one step a call, the first captions of each.
 
     What is learnt from captions that the model drew must look where it looked when it drew them.
     """
 
     name = "sample"
-    stochastic = True
 
     def __init__(self, selected: Tensor, expected: Tensor) -> None:
         """selected: (B, n, T) the regions of each step; expected: (B,) as in `ExpectationMixing`."""

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="flickr8k-hard",
         help="an embedded model's name or a folder (%(default)s)",
     )
-    add("--selection", metavar="RULE", help="soft, sample or argmax (the model's own)")
+    add("--selection", metavar="RULE", help="soft, sample, argmax, top:4 and others (the model's own)")
     add("--beam-size", type=int, default=3, metavar="K", help="1 is greedy (%(default)s)")
     add("--max-length", type=int, default=20, metavar="N", help="the most words (%(default)s)")
     add("--seed", type=int, default=0, help="of random selection rules (%(default)s)")

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=["soft", "sample", "argmax"],
         metavar="RULE",
-        help="selection rules (soft sample argmax)",
+        help="selection rules, among them sample:4, top:4, threshold:0.9, mean:5 (soft sample argmax)",
     )
     add("--seeds", type=int, default=5, metavar="N", help="runs of each random rule (%(default)s)")
     add("--beam-size", type=int, default=1, metavar="K", help="1 is greedy (%(default)s)")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from captioner.attention.selection import SelectionRule
-from captioner.model.decoder import Decoder, State, Step
+from captioner.attention.selection import Selection, SelectionRule
+from captioner.model.decoder import Decoder, Memory, State, Step
 from captioner.text.vocabulary import Vocabulary
 
 
@@ -99,8 +100,8 @@ def beam_search(
     device = features.device
     batch = len(features)
     memory = decoder.read(features)
-    state = decoder.start(memory, beam_size)
-    generators = [torch.Generator().manual_seed(seed) for seed in seeds] if rule.stochastic else []
+    state = decoder.start(memory, beam_size * rule.particles)
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds] if rule.draws else []
     active = list(range(batch))
     pools = [Pool(beam_size) for _ in range(batch)]
     words = torch.full((batch, beam_size), Vocabulary.start, device=device)
@@ -108,8 +109,10 @@ def beam_search(
     totals[:, 0] = 0.0  # all beams start alike: let one of them branch
     records: list[Record] = []
     for t in range(max_length + 1):
-        u = uniform([generators[i] for i in active], beam_size, device) if rule.stochastic else None
-        log_probs, state, step = decoder.step(words, state, memory, rule, u)
+        u = None
+        if rule.draws:
+            u = uniform([generators[i] for i in active], beam_size * rule.particles, rule.draws, device)
+        log_probs, state, step = particle_step(decoder, words, state, memory, rule, u)
         log_probs[..., Vocabulary.never] = -torch.inf
         likeliest = log_probs.argmax(-1)
         if t == max_length:
@@ -130,7 +133,7 @@ def beam_search(
         keep = torch.tensor(stay, device=device)
         active = [active[row] for row in stay]
         memory, totals, words, parents = memory[keep], totals[keep], words[keep], parents[keep]
-        state = reorder(state, keep, parents)
+        state = reorder(state, keep, parents, rule.particles)
     return [[trace(records, i, h) for h in pool.ended] for i, pool in enumerate(pools)]
 
 
@@ -143,9 +146,36 @@ def best_length(t: int, beam_size: int, length_penalty: float, max_length: int) 
     return max_length + 1
 
 
-def uniform(generators: list[torch.Generator], n: int, device: torch.device) -> Tensor:
-    """Uniform draws (B, n), each photograph's from its own generator."""
-    return torch.stack([torch.rand(n, generator=g) for g in generators]).to(device)
+def uniform(generators: list[torch.Generator], n: int, draws: int, device: torch.device) -> Tensor:
+    """Uniform draws (B, n, draws), each photograph's from its own generator."""
+    return torch.stack([torch.rand(n, draws, generator=g) for g in generators]).to(device)
+
+
+def particle_step(
+    decoder: Decoder, words: Tensor, state: State, memory: Memory, rule: SelectionRule, u: Tensor | None
+) -> tuple[Tensor, State, Step]:
+    """The decoder's step for words (B, K), with `rule.particles` states (B, K P, H) of each beam.
+
+    A beam's word distribution, weights and gate are the means over its particles; its selected regions are
+    all of theirs.
+    """
+    n = rule.particles
+    log_probs, state, step = decoder.step(words.repeat_interleave(n, 1), state, memory, rule, u)
+    if n == 1:
+        return log_probs, state, step
+
+    def by_beam(tensor: Tensor) -> Tensor:
+        return tensor.unflatten(1, (-1, n))
+
+    found = step.selection
+    assert found.selected is not None
+    selection = Selection(
+        by_beam(found.context).mean(2), by_beam(found.weights).mean(2), by_beam(found.selected).flatten(2)
+    )
+    mean = Step(
+        by_beam(step.output).mean(2), by_beam(step.scores).mean(2), selection, by_beam(step.gate).mean(2)
+    )
+    return by_beam(log_probs).logsumexp(2) - math.log(n), state, mean
 
 
 def expand(
@@ -171,8 +201,10 @@ def expand(
     return going.gather(1, order), parents.gather(1, order), words.gather(1, order), ended
 
 
-def reorder(state: State, keep: Tensor, parents: Tensor) -> State:
-    """The states of the photographs to keep, each beam's from its parent."""
+def reorder(state: State, keep: Tensor, parents: Tensor, particles: int) -> State:
+    """The states of the photographs to keep, each beam's particles from its parent's."""
+    own = torch.arange(particles, device=parents.device)
+    parents = (parents[..., None] * particles + own).flatten(1)
     return State(state.h[keep[:, None], parents], state.c[keep[:, None], parents])
 
 

@@ -93,7 +93,7 @@ def compare(
     source = RegionSource.open(captioner, prepared)
     # The first call of all is slow, whatever the rule: it must not count against one of them.
     caption_images(source, images[:1], selection=rules[0].name, beam_size=beam_size)
-    asked = [(rule, seed) for rule in rules for seed in (seeds if rule.stochastic else seeds[:1])]
+    asked = [(rule, seed) for rule in rules for seed in (seeds if rule.draws else seeds[:1])]
     texts, seconds = [], []
     aims: list[float | None] = []
     for rule, seed in asked:
@@ -114,7 +114,7 @@ def compare(
             Row(
                 selection=rule.name,
                 seeds=[asked[i][1] for i in mine],
-                metrics=spreads(figures, rule.stochastic),
+                metrics=spreads(figures, stochastic=rule.draws > 0),
                 seconds_per_image=statistics.fmean(seconds[i] for i in mine),
                 runs=figures,
             )

@@ -20,8 +20,8 @@ def pointing(
 
     Of the nouns that name a thing whose box is known, how often the centre of the region that was looked at
     lay in the box. A noun's phrase is the noun and up to two words before it ("a red circle"), but no other
-    such noun; its region is that of the step whose look counted most, by the gate: the selected region, or
-    for soft attention the one of largest weight. None where no noun names a boxed thing.
+    such noun; its region is that of the step whose look counted most, by the gate: the one of largest weight,
+    of those that were selected where some were. None where no noun names a boxed thing.
     """
     hits: list[bool] = []
     for image in images:
@@ -43,9 +43,8 @@ def looked_at(caption: Caption, begin: int, noun: int) -> int:
     """The region that a noun's phrase was written from; the phrase starts at `begin` or later."""
     start = max(begin, noun - PHRASE + 1)
     t = start + int(caption.gate[start : noun + 1].argmax())
-    if caption.selected is not None:
-        return int(caption.selected[t, 0])
-    return int(caption.weights[t].argmax())
+    weights = caption.weights[t].tolist()
+    return max(caption.looked_at(t) or range(len(weights)), key=weights.__getitem__)
 
 
 def photograph_geometry(prepared: Prepared, file_name: str) -> Geometry:

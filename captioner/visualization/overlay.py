@@ -71,7 +71,7 @@ def draw_strip(caption: Caption, image: Image.Image | None = None, columns: int 
     for t in range(len(caption.words)):
         corner = layout.corner(t + 1)
         strip.paste(_heated(photo, caption, t, geometry), corner)
-        for index in [] if caption.selected is None else caption.selected[t].tolist():
+        for index in caption.looked_at(t):
             _reveal(strip, corner, photo, geometry.cell_box(index, caption.grid), geometry)
         _label(draw, layout.label(t + 1), caption, t)
     return strip

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from captioner.attention.estimators import ExpectationMixing, MovingAverage, Replay, score_function
-from captioner.attention.selection import Sample, Soft
+from captioner.attention.selection import Rule, Sample, Soft
 from captioner.model.decoder import Decoder
 from captioner.training.objectives import (
     hard_objective,
@@ -20,10 +20,10 @@ WORDS = torch.tensor([[[1, 4, 5, 2]]])
 LENGTHS = torch.tensor([[3]])
 
 
-class Path:
+class Path(Rule):
     """The rule that selects given regions, one a step, with the probabilities of sampling."""
 
-    name, stochastic = "path", True
+    name, draws = "path", 1
 
     def __init__(self, path):
         self.path = iter(path)
@@ -32,7 +32,7 @@ class Path:
         region = next(self.path)
         cumulative = scores.softmax(-1).detach().cumsum(-1)
         inside = cumulative[..., region] - scores.softmax(-1).detach()[..., region] / 2
-        return Sample()(scores, values, inside)
+        return Sample()(scores, values, inside[..., None])
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_the_hard_objective_has_the_gradient_of_equation_13(decoder, features):
 def test_expectation_mixing_is_soft_for_the_images_of_the_coin_and_hard_for_the_others():
     scores = torch.randn(2, 3, 4)
     values = torch.randn(2, 4, 5)
-    u = torch.rand(2, 3)
+    u = torch.rand(2, 3, 1)
     selection = ExpectationMixing(torch.tensor([True, False]))(scores, values, u)
     soft, drawn = Soft()(scores, values), Sample()(scores, values, u)
     torch.testing.assert_close(selection.context[0], soft.context[0])

@@ -3,7 +3,7 @@ import itertools
 import pytest
 import torch
 
-from captioner.attention.selection import Argmax, Sample, Soft
+from captioner.attention.selection import Argmax, Sample, Soft, selection_rule
 from captioner.decoding.beam import Pool, beam_search
 from captioner.model.decoder import Decoder
 from captioner.text.vocabulary import Vocabulary
@@ -128,6 +128,29 @@ def test_a_batch_gives_what_one_by_one_gives(decoder, features, rule):
         for others in (alone, backwards[i]):
             assert [h.words for h in hypotheses] == [h.words for h in others]
             torch.testing.assert_close(hypotheses[0].weights, others[0].weights)
+
+
+def test_a_mean_of_particles_averages_the_word_distributions(decoder, features):
+    """One word, greedily: its probability is the mean over the particles' draws."""
+    (hypothesis,) = beam_search(decoder, features[:1], selection_rule("mean:4"), 1, 1, seeds=[7])[0]
+    u = torch.rand(4, 1, generator=torch.Generator().manual_seed(7))
+    with torch.no_grad():
+        memory = decoder.read(features[:1])
+        start = torch.full((1, 4), Vocabulary.start)
+        log_probs, _, step = decoder.step(start, decoder.start(memory, 4), memory, Sample(), u[None])
+    expected = log_probs[0].exp().mean(0)[hypothesis.words[0]].log()
+    assert len(set(step.selection.selected.flatten().tolist())) > 1
+    assert hypothesis.word_log_probs.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert hypothesis.selected[0].tolist() == step.selection.selected.flatten().tolist()
+
+
+@pytest.mark.parametrize("name", ["sample:2", "hard-soft:2", "mean:3", "argmax:random"])
+def test_random_rules_give_in_a_batch_what_they_give_one_by_one(decoder, features, name):
+    rule, seeds = selection_rule(name), [11, 12, 13, 14]
+    together = beam_search(decoder, features, rule, 3, 8, seeds=seeds)
+    for i, hypotheses in enumerate(together):
+        alone = beam_search(decoder, features[i : i + 1], rule, 3, 8, seeds=seeds[i : i + 1])[0]
+        assert [h.words for h in hypotheses] == [h.words for h in alone]
 
 
 def test_random_selection_depends_on_the_seed_alone(decoder, features):
