@@ -203,7 +203,7 @@ class Captioner(nn.Module):
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        own_encoder = not self.encoder.is_librarys
+        own_encoder = not self.encoder.has_library_weights
         parts = {"decoder": self.decoder} | ({"encoder": self.encoder} if own_encoder else {})
         tensors = {
             f"{part}.{key}": half_if(half and part == "decoder", t)  # an encoder keeps its fingerprint

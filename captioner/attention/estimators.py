@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from captioner.attention.selection import Rule, Sample, Selection, SelectionRule, Soft, chosen
+from captioner.attention.selection import Rule, Sample, Selection, Soft, chosen
 
 
 class MovingAverage(nn.Module):
@@ -42,20 +42,18 @@ class ExpectationMixing(Rule):
     expectation stands the gradient passes through the weights, and log_prob is zero.
     """
 
-    def __init__(self, expected: Tensor, rule: SelectionRule | None = None) -> None:
-        """expected: (B,) True where the expectation replaces the draw of `rule`, the paper's `sample`."""
-        self.expected, self.rule = expected[:, None], rule or Sample()
+    name = "sample"
 
-    @property
-    def name(self) -> str:
-        return self.rule.name
+    def __init__(self, expected: Tensor) -> None:
+        """expected: (B,) True where the expectation replaces the draw."""
+        self.expected = expected[:, None]
 
     @property
     def draws(self) -> int:
-        return self.rule.draws
+        return 1
 
     def __call__(self, scores: Tensor, values: Tensor, u: Tensor | None = None) -> Selection:
-        return mix(self.expected, scores, values, self.rule(scores, values, u))
+        return mix(self.expected, scores, values, Sample()(scores, values, u))
 
 
 class Replay(Rule):

@@ -210,7 +210,7 @@ class Threshold(Rule):
 
     @property
     def name(self) -> str:
-        return f"threshold:{self.p:g}"
+        return f"threshold:{self.p}"
 
     def __call__(self, scores: Tensor, values: Tensor, u: Tensor | None = None) -> Selection:
         order = ranked(scores)
@@ -246,7 +246,7 @@ class Mean(Rule):
         return Sample()(scores, values, u)
 
 
-COUNT, SHARE = Bounds(1, 1000, whole=True), Bounds(0, 1, above=True)
+COUNT, SHARE = Bounds(1, 100, whole=True), Bounds(0, 1, above=True)
 SETS: dict[str, Callable[[int], SelectionRule]] = {
     "top": Top,
     "sample": SampleSet,
@@ -271,7 +271,7 @@ def selection_rule(name: str) -> SelectionRule:
     if kind in SETS and re.fullmatch(r"-?\d{1,9}", number):
         COUNT.check(f"K in the selection rule {name!r}", int(number))
         return SETS[kind](int(number))
-    if kind == "threshold" and re.fullmatch(r"-?\d*\.?\d+", number):
+    if kind == "threshold" and re.fullmatch(r"-?\d*\.?\d+(e-?\d+)?", number):
         SHARE.check(f"P in the selection rule {name!r}", float(number))
         return Threshold(float(number))
     raise UserError(f"unknown selection rule {name!r}: choose one of {', '.join(NAMES)}")

@@ -6,6 +6,7 @@ import argparse
 import os
 import stat
 import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -41,6 +42,10 @@ def check_writable(option: str, path: Path) -> None:
     """A file that is there or can be made."""
     if path.is_dir() or not path.parent.is_dir():
         raise UserError(f"{option} {path} cannot be written: give a file in a folder that exists")
+    try:
+        tempfile.TemporaryFile(dir=path.resolve().parent).close()
+    except OSError as error:
+        raise UserError(f"{option} {path} cannot be written ({error.strerror}): give another file") from None
     if path.is_file() and is_standard_output(path):
         raise UserError(f"{option} {path} is where standard output goes: give another file, or {option} -")
 

@@ -40,7 +40,7 @@ def run(arguments: Sequence[str]) -> int:
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
     from captioner.data.datamodule import CaptionDataModule
-    from captioner.training.callbacks import Lines, RandomState, SaveBest, WholeEpochs
+    from captioner.training.callbacks import RandomState, SaveBest, ValidationLines, WholeEpochs
     from captioner.training.module import CaptioningModule
 
     class FitCLI(LightningCLI):
@@ -50,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
             parser.add_lightning_class_args(RandomState, "random_state")
             parser.add_lightning_class_args(EarlyStopping, "early_stopping")
             parser.add_lightning_class_args(WholeEpochs, "checkpoint")
-            parser.add_lightning_class_args(Lines, "lines")
+            parser.add_lightning_class_args(ValidationLines, "lines")
             parser.set_defaults(
                 {
                     "early_stopping.monitor": "val/CIDEr",

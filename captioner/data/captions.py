@@ -135,6 +135,14 @@ def first(content: Any, name: str) -> Any:
     return entries[0] if entries else {}
 
 
+def wrote(path: Path) -> bool:
+    """Whether a file is one that `CaptionSet.save` wrote."""
+    try:
+        return set(read_json(path)) == {"images", "annotations", "dropped"}
+    except (OSError, ValueError, TypeError):
+        return False
+
+
 def coco_images(content: dict[str, Any], dropped: Counter[str]) -> Iterator[CaptionedImage]:
     captions: dict[int | str, list[str]] = {image["id"]: [] for image in content["images"]}
     for annotation in content["annotations"]:

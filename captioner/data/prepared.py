@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from captioner.data.captions import CaptionSet, read_captions
+from captioner.data.captions import CaptionSet, read_captions, wrote
 from captioner.data.features import INDEX, ROWS, FeatureStore, OnBadImage, unfinished, write_features
 from captioner.data.images import Preprocess
 from captioner.errors import UserError
@@ -123,12 +123,16 @@ def unprepare(root: Path) -> None:
 def refuse_others(root: Path) -> None:
     """Files of a prepared folder's names that no run of this program has left are somebody's own.
 
+    A run that was killed may have left any of its files; the captions that it wrote can be told.
+
     Raises:
         UserError: there are some.
     """
     ours = (root / SETTINGS, root / FEATURES / INDEX, unfinished(root / FEATURES))
+    if any(sign.exists() for sign in ours) or wrote(root / CAPTIONS):
+        return
     for part in parts(root):
-        if part.exists() and not any(sign.exists() for sign in ours):
+        if part.exists():
             raise UserError(
                 f"{part} is not of a prepared data set and would be replaced: choose another --out"
             )

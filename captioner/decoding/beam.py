@@ -87,8 +87,9 @@ def beam_search(
 
     Hypotheses are ranked by log p / steps ** length_penalty (Wu et al. 2016, arXiv 1609.08144, with the
     plain power); 0 ranks by probability, which prefers short captions. A photograph leaves the batch when
-    none of its beams, ended at the next step, could beat its ended hypotheses; with a penalty above 1, which
-    long captions gain by, ended at the last step.
+    none of its beams, ended at the next step for nothing, would beat its ended hypotheses; with a penalty
+    above 1, which long captions gain by, ended at the last step. With 0 and above 1 nothing is lost by that;
+    between them a caption that is surer of its later words than of its first might be.
 
     Args:
         features: (B, L, D) region features.
@@ -125,7 +126,7 @@ def beam_search(
             finished = t < max_length or bool(likeliest[row, beam] == Vocabulary.end)
             pools[active[row]].add(Ended(t, beam, log_prob, score, finished))
         best = (
-            totals[:, 0] / best_length(t, beam_size, length_penalty, max_length) ** length_penalty
+            totals[:, 0] / assumed_length(t, beam_size, length_penalty, max_length) ** length_penalty
         ).tolist()
         stay = [row for row, i in enumerate(active) if not pools[i].beats(best[row])]
         if t == max_length or not stay:
@@ -137,8 +138,11 @@ def beam_search(
     return [[trace(records, i, h) for h in pool.ended] for i, pool in enumerate(pools)]
 
 
-def best_length(t: int, beam_size: int, length_penalty: float, max_length: int) -> int:
-    """The number of steps with which a beam that goes on after step t could score best."""
+def assumed_length(t: int, beam_size: int, length_penalty: float, max_length: int) -> int:
+    """The number of steps by which a beam that goes on after step t is judged.
+
+    A penalty of at most 1 seldom makes up for what further words cost: it is as if the beam ended next.
+    """
     if beam_size == 1:
         return t + 1  # greedy decoding never looks back
     if length_penalty <= 1:

@@ -89,7 +89,7 @@ def compare(
         raise UserError("nothing to compare: give at least one selection rule and one seed")
     images = split_images(prepared, split, limit)
     gold = references(images)
-    rules = [selection_rule(name) for name in dict.fromkeys(selections)]
+    rules = list(dict.fromkeys(map(selection_rule, selections)))
     source = RegionSource.open(captioner, prepared)
     # The first call of all is slow, whatever the rule: it must not count against one of them.
     caption_images(source, images[:1], selection=rules[0].name, beam_size=beam_size)

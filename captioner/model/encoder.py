@@ -59,7 +59,7 @@ class Encoder(nn.Module):
         self.network = network.to(memory_format=torch.channels_last)
         self.freeze()
         self.check_stride()
-        self.built_with = hash_of(self.state_dict())
+        self.library_fingerprint = hash_of(self.state_dict()) if weights == "default" else None
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Encode pixels (B, 3, S, S') to features (B, L, D) and the grid (rows, cols), L = rows x cols."""
@@ -103,6 +103,10 @@ class Encoder(nn.Module):
             )
 
     @property
+    def dtype(self) -> torch.dtype:
+        return next(tensor.dtype for tensor in self.state_dict().values() if tensor.is_floating_point())
+
+    @property
     def device(self) -> torch.device:
         return next(iter(self.state_dict().values())).device
 
@@ -142,12 +146,17 @@ class Encoder(nn.Module):
 
         The library's own weights keep theirs when they are converted to another precision.
         """
-        return self.built_with if self.is_librarys else hash_of(self.state_dict())
+        now = hash_of(self.state_dict())
+        if self.library_fingerprint is not None and self.dtype != torch.float32:
+            library = Encoder(**self.to_dict())
+            if hash_of(library.to(self.dtype).state_dict()) == now:
+                return self.library_fingerprint
+        return now
 
     @property
-    def is_librarys(self) -> bool:
-        """Whether the weights are the library's own, which a saved model leaves out."""
-        return self.weights == "default" and self.frozen
+    def has_library_weights(self) -> bool:
+        """Whether the weights are the library's own still, which a saved model leaves out."""
+        return self.fingerprint() == self.library_fingerprint
 
     def to_dict(self) -> dict[str, Any]:
         """The arguments that build this encoder again, as plain types."""
@@ -308,6 +317,7 @@ def timm_network(name: str, weights: str | None, layer: str | int | None, stride
     stages = len(model.feature_info)
     if not str(layer).lstrip("-").isdigit() or not -stages <= int(layer) < stages:
         raise UserError(f"encoder {name!r} has no stage {layer!r}: give an index from 0 to {stages - 1}")
+    model.prune_intermediate_layers([int(layer)], prune_head=True)
     model.forward = partial(
         model.forward_intermediates, indices=[int(layer)], stop_early=True, intermediates_only=True
     )

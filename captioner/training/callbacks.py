@@ -83,7 +83,7 @@ class WholeEpochs(ModelCheckpoint):
             )
 
 
-class Lines(Callback):
+class ValidationLines(Callback):
     """A line a validation on standard error, where there is no terminal for the progress bar to move on."""
 
     @rank_zero_only

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from captioner.attention.estimators import ExpectationMixing, MovingAverage, Replay
-from captioner.attention.selection import SelectionRule, Soft
+from captioner.attention.selection import SelectionRule, Soft, selection_rule
 from captioner.bounds import Bounds, check_all
 from captioner.captioner import DECODING, Captioner
 from captioner.data.datamodule import Batch, CaptionDataModule, unpad
@@ -90,8 +90,9 @@ class CaptioningModule(L.LightningModule):
         expectation: probability, per photograph, that a draw is replaced by its expectation.
         gradient_norm: gradients are clipped to this norm.
         self_critical: captions that are drawn of each photograph and learnt from by their CIDEr-D (Rennie et
-            al. 2017, arXiv 1612.00563), in place of people's captions; `dropout` has no effect
-            then. 0 learns from people's.
+            al. 2017, arXiv 1612.00563), in place of people's captions; `dropout`, `label_smoothing`,
+            `doubly_stochastic`, `lambda_r`, `lambda_e` and `baseline` have no effect then. 0 learns from
+            people's.
         bleu_reward: weight of their BLEU, the mean of BLEU-1 to BLEU-4, beside their CIDEr-D.
         finetune_from: the epoch from which the encoder learns too; None keeps it frozen.
         encoder_learning_rate: the encoder's, as a share of `learning_rate`.
@@ -124,7 +125,7 @@ class CaptioningModule(L.LightningModule):
         bleu_reward: float = 0.0,
         finetune_from: int | None = None,
         encoder_learning_rate: float = 0.01,
-        validate_with: Literal["soft", "sample", "argmax"] | None = None,
+        validate_with: str | None = None,
         validate_beam: int = 1,
     ) -> None:
         super().__init__()
@@ -143,6 +144,7 @@ class CaptioningModule(L.LightningModule):
             0.0 if self_critical else dropout,
         )
         rule = validate_with or ("soft" if attention == "soft" else "argmax")
+        selection_rule(rule)
         self.captioner = Captioner(
             encoder,
             decoder,

@@ -127,6 +127,12 @@ def test_a_rule_is_known_by_its_name(name):
     assert selection_rule(name).name == name
 
 
+@pytest.mark.parametrize("name", ["threshold:0.9999999", "threshold:0.00001", "threshold:1", "top:04"])
+def test_a_rules_name_gives_the_same_rule(name):
+    rule = selection_rule(name)
+    assert selection_rule(rule.name) == rule
+
+
 @pytest.mark.parametrize("name", ["top:0", "mean:-1", "threshold:2", "threshold:0", "sample:x", "argmax:up"])
 def test_a_number_that_cannot_be_is_refused_by_the_rules_name(name):
     with pytest.raises(UserError, match=name):

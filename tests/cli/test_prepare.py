@@ -5,6 +5,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -217,6 +218,16 @@ def test_shapes_that_are_stopped_leave_no_set(tmp_path, monkeypatch):
     assert main([*arguments, "--seed", "1"]) == 130
     with pytest.raises(UserError, match="no prepared data set"):
         Prepared.open(tmp_path)
+
+
+def test_shapes_that_failed_for_want_of_space_can_be_drawn_again(refused, tmp_path, monkeypatch):
+    few = partial(shapes.write_shapes, train=3, val=1, test=1)
+    monkeypatch.setattr(shapes, "write_shapes", few)
+    arguments = ["prepare", "shapes", "--out", str(tmp_path / "sh"), "--min-count", "1", "--workers", "0"]
+    with monkeypatch.context() as full:
+        full.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=0))
+        assert "free some space" in refused(*arguments)
+    assert main(arguments) == 0
 
 
 def test_nothing_but_bad_photographs_leaves_no_folder(refused, captions, bad_pictures, tmp_path):
