@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from captioner.errors import UserError
 from captioner.geometry import Geometry
 
 if TYPE_CHECKING:
@@ -55,9 +56,15 @@ class Caption:
         return list(dict.fromkeys(region for region in self.selected[t].tolist() if region >= 0))
 
     def save_overlay(self, path: str | Path) -> Path:
-        """Write a PNG strip: the photograph, then one panel a word with what the model looked at."""
+        """Write a PNG strip: the photograph, then one panel a word with what the model looked at.
+
+        Raises:
+            UserError: there is no photograph, or a place that cannot be written, or is the photograph's.
+        """
         from captioner.visualization.overlay import draw_strip, save_picture
 
+        if self.source is not None and Path(path).resolve() == Path(self.source).resolve():
+            raise UserError(f"{path} is the photograph, which would be replaced: give another file")
         return save_picture(draw_strip(self), path)
 
     def to_dict(self) -> dict[str, Any]:

@@ -129,6 +129,8 @@ class Captioner(nn.Module):
         Raises:
             UserError: an unknown rule, or a number out of range.
         """
+        if not isinstance(regions, Regions):
+            raise UserError(f"decode takes what encode gives, not {kind_of(regions)}: encode the photographs")
         numbers = (beam_size, max_length, length_penalty, seed)
         for (name, bounds), number in zip(DECODING.items(), numbers, strict=True):
             bounds.check(name, number)
@@ -379,12 +381,15 @@ def open_photo(photo: Photo) -> Image.Image:
 
 
 def open_tensor(photo: Tensor) -> Image.Image:
+    if photo.is_meta or photo.is_nested:
+        raise UserError("a photograph's tensor must hold numbers, of one size: give a plain tensor (3, H, W)")
     if photo.ndim != 3 or photo.shape[0] not in (1, 3) or photo.numel() == 0:
         raise UserError(f"a photograph's tensor is (3, H, W), not {tuple(photo.shape)}")
     levels = photo.detach().cpu().to_dense()
     if levels.dtype != torch.uint8:
         # Resizing overshoots 0 and 1 by a little; what lies far off was never scaled.
-        if not levels.is_floating_point() or not bool(((levels > -0.5) & (levels < 1.5)).all()):
+        scaled = levels.is_floating_point() and bool((levels.float() - 0.5).abs().lt(1).all())
+        if not scaled:
             raise UserError(
                 f"a photograph's tensor holds 0 to 255 as uint8, or 0 to 1 as floats, not this "
                 f"{photo.dtype}: convert it with .to(torch.uint8), or divide by 255"

@@ -62,6 +62,28 @@ def test_any_kind_of_photo_gives_the_same_caption(captioner, photos, tmp_path):
     assert captioner.caption(path).source == str(path)
 
 
+def test_the_overlay_does_not_replace_the_photograph(captioner, photos, tmp_path):
+    path = tmp_path / "photo.png"
+    photos[0].save(path)
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=r"photo\.png is the photograph, which would be replaced"):
+        captioner.caption(path).save_overlay(tmp_path / "." / "photo.png")
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "photo", [torch.zeros(3, 4, 4, device="meta"), torch.nested.nested_tensor([torch.zeros(3, 4, 4)])]
+)
+def test_a_tensor_without_numbers_of_one_size_is_refused(captioner, photo):
+    with pytest.raises(UserError, match="must hold numbers, of one size"):
+        captioner.caption(photo)
+
+
+def test_decoding_what_was_not_encoded_is_refused(captioner):
+    with pytest.raises(UserError, match="decode takes what encode gives, not of type list: encode"):
+        captioner.decode(["dog.jpg"])
+
+
 @pytest.mark.parametrize("selection", ["soft", "sample", "argmax"])
 def test_a_caption_holds_what_it_says(captioner, photos, selection):
     c = captioner.caption(photos[1], selection=selection, beam_size=2, max_length=7)

@@ -93,6 +93,8 @@ def run(args: argparse.Namespace) -> int:
             unfinished += not caption.finished
         if not texts and args.on_bad_image == "skip":
             raise UserError("not one of the photographs could be read: nothing was captioned")
+    if empty := sum(not text for text in texts.values()):
+        note(f"{empty} of {done} captions have no words: is {args.model} a trained model?")
     if unfinished:
         note(f"{unfinished} of {done} captions were cut off at {args.max_length} words")
     if len(texts) > 2 and len(set(texts.values())) == 1:

@@ -161,6 +161,11 @@ def check_trainer(settings: Mapping[str, Any]) -> None:
         raise UserError(f"trainer.precision can be {', '.join(PRECISIONS)}, not {precision}")
     if settings["max_epochs"] is None and settings["max_steps"] == -1:
         raise UserError("the learning rate follows the whole run: set trainer.max_epochs")
+    if "://" in str(settings["default_root_dir"]):
+        raise UserError(
+            f"trainer.default_root_dir {settings['default_root_dir']} is an address: "
+            "give a folder on this machine"
+        )
     for name, instead in INSTEAD.items():
         if settings[name]:
             raise UserError(f"trainer.{name} has no effect here: set {instead}")

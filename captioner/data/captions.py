@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +194,7 @@ def clean(
 
 
 def is_place(number: object) -> bool:
-    return isinstance(number, int | float) and isfinite(number)
+    return isinstance(number, int | float) and abs(number) < 1e9  # pixels
 
 
 def content_of(path: Path) -> Any:

@@ -158,8 +158,12 @@ def write_features(
     index["bad"] = bad
     write_json(index, partial / INDEX, indent=None)
     del features, progress
-    shutil.rmtree(root, ignore_errors=True)
+    replaced = root.with_name(root.name + ".replaced")
+    shutil.rmtree(replaced, ignore_errors=True)  # of a writer that was killed here
+    with suppress(FileNotFoundError):
+        root.rename(replaced)
     partial.rename(root)
+    shutil.rmtree(replaced, ignore_errors=True)
     for name in (PROGRESS, PLAN):  # only now: a writer that is killed before goes on from them
         (root / name).unlink()
     return FeatureStore(root)
@@ -307,6 +311,7 @@ def amount(size: int) -> str:
 
 
 def stale(root: Path, found: dict[str, Any], wanted: dict[str, Any]) -> UserError:
+    found, wanted = (key | key.get("preprocess", {}) | {"preprocess": None} for key in (found, wanted))
     differing = ", ".join(
         f"{name} {found.get(name)!r} instead of {wanted.get(name)!r}"
         for name in wanted | found

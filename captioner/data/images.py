@@ -81,6 +81,7 @@ def read(source: Source, max_pixels: int = 100_000_000) -> Image.Image:
                 refuse_unloaded(source, name)
                 return upright_rgb(source, name, max_pixels)
             refuse_address(source)
+            refuse_pipe(source, name)
             file = io.BytesIO(source) if isinstance(source, bytes) else source
             with Image.open(file, formats=raster_formats()) as picture:
                 return upright_rgb(picture, name, max_pixels)
@@ -118,6 +119,12 @@ def refuse_address(source: object) -> None:
         raise UserError(
             f"{printable(source)} is an address, which is not downloaded: fetch it and name the file"
         )
+
+
+def refuse_pipe(source: Source, name: str) -> None:
+    """A picture is read back and forth; a pipe that nobody writes to would be waited for without end."""
+    if isinstance(source, str | Path) and Path(source).is_fifo():
+        raise UserError(f"{name} is a pipe, not a file: save the picture and name its file")
 
 
 def refuse_unloaded(picture: Image.Image, name: str) -> None:

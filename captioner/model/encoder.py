@@ -348,10 +348,15 @@ def load_weights(model: nn.Module, path: str, name: str) -> None:
             state = load_file(file)
         else:
             state = torch.load(file, map_location="cpu", weights_only=True)
-        missing = model.load_state_dict(state, strict=False).missing_keys
+        missing, surplus = model.load_state_dict(state, strict=False)
     except Exception as error:  # torch and safetensors raise a dozen kinds for a file that does not fit
         reason = " ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
         raise UserError(f"the weights at {path} do not fit encoder {name!r}: {reason}") from None
+    if surplus:
+        raise UserError(
+            f"the weights at {path} do not fit encoder {name!r}: {len(surplus)} tensors too many, "
+            f"first {surplus[0]}"
+        )
     for key in missing:
         model.state_dict()[key].zero_()  # a classifier's: unused, but part of the fingerprint
     if missing and any(not key.startswith(("classifier", "fc", "head")) for key in missing):

@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from captioner.errors import UserError
@@ -55,11 +55,25 @@ class SaveBest(Callback):
 
     @rank_zero_only
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.best == -math.inf and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        if self.best == -math.inf:
             raise UserError(
                 "the run ended before its first validation, so it has left no model: let it run longer, or "
                 "validate sooner with trainer.val_check_interval"
             )
+        for callback in trainer.early_stopping_callbacks:
+            assert isinstance(callback, EarlyStopping)
+            if callback.stopped_epoch:
+                print(
+                    f"stopped after epoch {callback.stopped_epoch + 1}: {callback.monitor} has not improved "
+                    f"in {callback.patience} validations (early_stopping.patience)",
+                    file=sys.stderr,
+                )
+        model = Path(trainer.default_root_dir) / "model"
+        print(f"the best model, {self.monitor} {self.best:.3f}, is in {model}", file=sys.stderr)
+        if self.best == 0:
+            print("no caption of it is right in anything: train longer, or on more data", file=sys.stderr)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best}
@@ -88,7 +102,7 @@ class ValidationLines(Callback):
 
     @rank_zero_only
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.sanity_checking or sys.stdout.isatty() or trainer.progress_bar_callback is None:
+        if trainer.sanity_checking or (sys.stdout.isatty() and trainer.progress_bar_callback is not None):
             return
         figures = ", ".join(
             f"{name} {float(value):.3f}" for name, value in sorted(trainer.progress_bar_metrics.items())

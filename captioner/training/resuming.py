@@ -81,7 +81,7 @@ def check_same_data(checkpoint: Mapping[str, Any], steps: int, data: Mapping[str
         raise UserError(
             f"the checkpoint is of a run of {checkpoint['steps']} steps, this one has {steps}, and the "
             "learning rate follows the whole run: resume with the same trainer.max_epochs, max_steps, "
-            "accumulate_grad_batches and data"
+            "accumulate_grad_batches and data, or begin from its model with --model.start"
         )
     for name, value in data.items():
         saved = checkpoint["data"].get(name)

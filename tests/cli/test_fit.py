@@ -118,6 +118,7 @@ def test_fit_leaves_a_model_logs_and_a_checkpoint_to_resume_from(process, config
         (("--trainer.check_val_every_n_epoch", "3"), "must be from 1 to 2, not 3"),
         (("--trainer.enable_checkpointing", "false"), "trainer.enable_checkpointing cannot be false"),
         (("--trainer.gradient_clip_val", "1"), "set model.gradient_norm"),
+        (("--trainer.default_root_dir", "s3://a/b"), "s3://a/b is an address: give a folder"),
         (("--trainer.devices", "0"), "`Trainer(devices='0')` value is not a valid"),
         (("--trainer.strategy", "foo"), "invalid strategy name: `strategy='foo'`"),
         (("--early_stopping.monitor", "val/foo"), "early_stopping.monitor 'val/foo' is not logged"),
@@ -215,6 +216,14 @@ def test_a_run_without_validation_is_one_line(process, config, setting, message)
     done = process("fit", "--config", config, *setting)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("captioner: error: ") and message in done.stderr
+
+
+def test_a_run_that_stops_early_says_so_and_where_its_model_is(process, config, tmp_path):
+    patience = ("--early_stopping.patience", 1, "--model.learning_rate", 1e-9)
+    done = process("fit", "--config", config, *patience)
+    assert done.returncode == 0
+    assert "stopped after epoch 2: val/CIDEr has not improved in 1 validations" in done.stderr
+    assert f"is in {tmp_path / 'run' / 'model'}" in done.stderr
 
 
 def test_each_epoch_is_a_line_where_there_is_no_terminal(process, config):

@@ -226,6 +226,7 @@ def test_a_byte_order_mark_is_no_matter(tmp_path: Path) -> None:
         ({"id": 1.5}, "id 1.5 of a.jpg is neither"),
         ({"id": [1]}, "unhashable"),
         ({"boxes": [{"word": "dog", "box": [0, 0, float("inf"), 1]}]}, "of a.jpg is not a word and"),
+        ({"boxes": [{"word": "dog", "box": [0, 0, 1, 10**400]}]}, "of a.jpg is not a word and"),
         ({"boxes": [{"word": "dog", "box": [0, 0, 1]}]}, "of a.jpg is not a word and"),
         ({"boxes": [{"box": [0, 0, 1, 1]}]}, "KeyError: 'word'"),
     ],

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -103,7 +104,7 @@ write_features(Path({str(tmp_path / "killed")!r}), encoder.Encoder("patches"), P
 def test_a_stale_store_is_refused_and_says_why(tmp_path, photographs):
     write(tmp_path / "features", photographs)
     key = store_key(Encoder("patches"), Preprocess((64, 48)))
-    with pytest.raises(UserError, match=r"made with preprocess .*32.* instead of .*64"):
+    with pytest.raises(UserError, match=r"made with size \[32, 48\] instead of \[64, 48\]"):
         FeatureStore(tmp_path / "features", key)
     FeatureStore(tmp_path / "features", store_key(Encoder("patches"), PREPROCESS))
 
@@ -173,6 +174,28 @@ def test_nothing_but_bad_photographs_leaves_nothing(tmp_path, policy):
     with pytest.raises(UserError, match=r"not one of 10 photographs can be read; the first: .*0\.png"):
         write(tmp_path / "set" / "features", tmp_path / "photographs", on_bad_image=policy)
     assert [path.name for path in tmp_path.iterdir()] == ["photographs"]
+
+
+@pytest.mark.parametrize("killed_at", [1, 2])
+def test_a_writer_that_is_killed_while_it_replaces_a_store_goes_on(
+    tmp_path, photographs, monkeypatch, killed_at
+):
+    write(tmp_path / "features", photographs)
+    renamed, rename = [], Path.rename
+
+    def kill(path, target):
+        renamed.append(path)
+        if len(renamed) == killed_at:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    other = Preprocess((16, 16))
+    with monkeypatch.context() as killed:
+        killed.setattr(Path, "rename", kill)
+        with pytest.raises(KeyboardInterrupt):
+            write(tmp_path / "features", photographs, preprocess=other)
+    assert write(tmp_path / "features", photographs, preprocess=other).grid == (1, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["features"]
 
 
 def test_a_folder_of_that_name_that_is_somebodys_own_stays(tmp_path, photographs):

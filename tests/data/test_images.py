@@ -441,6 +441,12 @@ def test_no_outside_program_is_started(tmp_path, monkeypatch):
         read(picture)
 
 
+def test_a_pipe_that_nobody_writes_to_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.jpg")
+    with pytest.raises(UserError, match=r"a\.jpg is a pipe, not a file"):
+        read(tmp_path / "a.jpg")
+
+
 def test_an_address_is_not_downloaded(tmp_path):
     address = "https://example.org/a.jpg"
     (tmp_path / "list.txt").write_text(address)

@@ -129,6 +129,16 @@ def test_bad_settings_are_one_clear_line(settings, message):
     assert "\n" not in str(caught.value)
 
 
+def test_weights_of_a_deeper_network_are_refused(tmp_path):
+    import torchvision
+
+    torch.save(torchvision.models.resnet34().state_dict(), tmp_path / "r34.pth")
+    with pytest.raises(
+        UserError, match=r"do not fit encoder 'resnet18': 96 tensors too many, first layer1\.2"
+    ):
+        Encoder("resnet18", str(tmp_path / "r34.pth"))
+
+
 def test_weights_of_another_network_are_refused(tmp_path):
     torch.save({"conv1.weight": torch.zeros(2)}, tmp_path / "w.pth")
     (tmp_path / "text.pth").write_text("no weights")
