@@ -220,7 +220,7 @@ class Captioner(nn.Module):
             "selection": self.selection,
             "trained_with": self.trained_with,
             "encoder": encoder,
-            "encoder_fingerprint": None if own_encoder else self.encoder.fingerprint(),
+            "encoder_fingerprint": None if own_encoder else self.encoder.library_fingerprint,
             "preprocess": self.preprocess.to_dict(),
             "vocabulary_fingerprint": self.vocabulary.fingerprint(),
             "decoder": {**self.decoder.sizes, "gist": self.decoder.gist},
@@ -289,10 +289,10 @@ def build(
         )
     encoder = Encoder(**config["encoder"])
     expected = config["encoder_fingerprint"]
-    if expected and encoder.fingerprint() != expected:
+    if expected and encoder.library_fingerprint != expected:
         raise UserError(
             f"the model {folder} was trained on other weights of encoder {encoder.name!r} "
-            f"({expected}) than are installed ({encoder.fingerprint()})"
+            f"({expected}) than are installed ({encoder.library_fingerprint})"
         )
     own = {key: value.float() if value.is_floating_point() else value for key, value in tensors.items()}
     captioner = Captioner(

@@ -135,14 +135,22 @@ class Argmax(Rule):
 
 
 @dataclass(frozen=True)
-class Top(Rule):
-    """Soft attention over the k likeliest regions, of equals the first, with their weights renormalised."""
+class Counted(Rule):
+    """A rule with a number k, of regions or of particles, named `kind:k`."""
 
+    kind: ClassVar[str]
     k: int
 
     @property
     def name(self) -> str:
-        return f"top:{self.k}"
+        return f"{self.kind}:{self.k}"
+
+
+@dataclass(frozen=True)
+class Top(Counted):
+    """Soft attention over the k likeliest regions, of equals the first, with their weights renormalised."""
+
+    kind: ClassVar[str] = "top"
 
     def __call__(self, scores: Tensor, values: Tensor, u: Tensor | None = None) -> Selection:
         check_enough(self.k, scores)
@@ -150,15 +158,11 @@ class Top(Rule):
 
 
 @dataclass(frozen=True)
-class SampleSet(Rule):
+class SampleSet(Counted):
     """Soft attention over k regions drawn one after the other without replacement (Indurthi et al. 2019,
     "Look Harder", ACL): each from the weights of those that are left."""
 
-    k: int
-
-    @property
-    def name(self) -> str:
-        return f"sample:{self.k}"
+    kind: ClassVar[str] = "sample"
 
     @property
     def draws(self) -> int:
@@ -177,17 +181,13 @@ class SampleSet(Rule):
 
 
 @dataclass(frozen=True)
-class HardSoft(Rule):
+class HardSoft(Counted):
     """Coarse to fine: k hard draws from the weights, each as the paper's, then soft attention over the drawn.
 
     A region that is drawn twice counts once.
     """
 
-    k: int
-
-    @property
-    def name(self) -> str:
-        return f"hard-soft:{self.k}"
+    kind: ClassVar[str] = "hard-soft"
 
     @property
     def draws(self) -> int:
@@ -199,7 +199,7 @@ class HardSoft(Rule):
         weights = log_weights.detach().exp()
         drawn = inverse_transform(weights[..., None, :], self.uniform(scores, u))
         log_prob = log_weights.gather(-1, drawn).sum(-1)
-        return replace(within(scores, values, drawn), selected=once(drawn), log_prob=log_prob)
+        return replace(within(scores, values, once(drawn)), log_prob=log_prob)
 
 
 @dataclass(frozen=True)
@@ -221,17 +221,13 @@ class Threshold(Rule):
 
 
 @dataclass(frozen=True)
-class Mean(Rule):
-    """n particles, each with its own draws and so its own state; their word distributions are averaged.
+class Mean(Counted):
+    """k particles, each with its own draws and so its own state; their word distributions are averaged.
 
     That is not what soft attention does, as the decoder is not linear in the context.
     """
 
-    n: int
-
-    @property
-    def name(self) -> str:
-        return f"mean:{self.n}"
+    kind: ClassVar[str] = "mean"
 
     @property
     def draws(self) -> int:
@@ -239,7 +235,7 @@ class Mean(Rule):
 
     @property
     def particles(self) -> int:
-        return self.n
+        return self.k
 
     def __call__(self, scores: Tensor, values: Tensor, u: Tensor | None = None) -> Selection:
         """One particle a query."""
@@ -247,16 +243,13 @@ class Mean(Rule):
 
 
 COUNT, SHARE = Bounds(1, 100, whole=True), Bounds(0, 1, above=True)
-SETS: dict[str, Callable[[int], SelectionRule]] = {
-    "top": Top,
-    "sample": SampleSet,
-    "hard-soft": HardSoft,
-    "mean": Mean,
+COUNTED: dict[str, Callable[[int], SelectionRule]] = {
+    rule.kind: rule for rule in (Top, SampleSet, HardSoft, Mean)
 }
 FIXED: dict[str, SelectionRule] = {
     rule.name: rule for rule in (Soft(), Sample(), Argmax(), Argmax("right"), Argmax("random"))
 }
-NAMES = (*FIXED, *(f"{name}:K" for name in SETS), "threshold:P")
+NAMES = (*FIXED, *(f"{kind}:K" for kind in COUNTED), "threshold:P")
 
 
 def selection_rule(name: str) -> SelectionRule:
@@ -268,9 +261,9 @@ def selection_rule(name: str) -> SelectionRule:
     kind, _, number = name.partition(":")
     if name in FIXED:
         return FIXED[name]
-    if kind in SETS and re.fullmatch(r"-?\d{1,9}", number):
+    if kind in COUNTED and re.fullmatch(r"-?\d{1,9}", number):
         COUNT.check(f"K in the selection rule {name!r}", int(number))
-        return SETS[kind](int(number))
+        return COUNTED[kind](int(number))
     if kind == "threshold" and re.fullmatch(r"-?\d*\.?\d+(e-?\d+)?", number):
         SHARE.check(f"P in the selection rule {name!r}", float(number))
         return Threshold(float(number))

@@ -24,10 +24,7 @@ SUMMARY = "score a model's captions of a split: BLEU, METEOR, ROUGE-L, CIDEr, SP
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "--selection",
-        help="soft, sample, argmax, top:4 and others (the model's own)",
-    )
+    add("--selection", help="soft, sample, argmax, top:4 and others (the model's own)")
     add("--beam-size", type=int, default=3, metavar="K", help="1 is greedy (%(default)s)")
     add(
         "--max-length",

@@ -33,13 +33,13 @@ def pointing(
         for t, word in enumerate(caption.words):
             boxes = [box["box"] for box in image.boxes if box["word"] == word]
             if boxes:
-                cell = geometry.cell_box(looked_at(caption, begin, t), caption.grid)
+                cell = geometry.cell_box(region_of(caption, begin, t), caption.grid)
                 hits.append(not is_empty(cell) and any(inside(centre_of(cell), box) for box in boxes))
                 begin = t + 1
     return sum(hits) / len(hits) if hits else None
 
 
-def looked_at(caption: Caption, begin: int, noun: int) -> int:
+def region_of(caption: Caption, begin: int, noun: int) -> int:
     """The region that a noun's phrase was written from; the phrase starts at `begin` or later."""
     start = max(begin, noun - PHRASE + 1)
     t = start + int(caption.gate[start : noun + 1].argmax())

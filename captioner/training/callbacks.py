@@ -1,4 +1,4 @@
-"""What training keeps and tells: the best model, checkpoints to go on from exactly, a line an epoch."""
+"""What training keeps and tells: the best model, checkpoints to go on from exactly, a line a validation."""
 
 from __future__ import annotations
 

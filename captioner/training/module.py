@@ -144,7 +144,6 @@ class CaptioningModule(L.LightningModule):
             0.0 if self_critical else dropout,
         )
         rule = validate_with or ("soft" if attention == "soft" else "argmax")
-        selection_rule(rule)
         self.captioner = Captioner(
             encoder,
             decoder,
@@ -384,9 +383,11 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     """Refuse settings that no training can follow.
 
     Raises:
-        UserError: a number is out of its bounds.
+        UserError: a number is out of its bounds, or an unknown selection rule.
     """
     check_all(BOUNDS, settings, "model.")
+    if settings["validate_with"] is not None:
+        selection_rule(settings["validate_with"])
     if settings["self_critical"] == 1:
         raise UserError("model.self_critical must be 0, or at least 2 draws to compare, not 1")
     if settings["bleu_reward"] and not settings["self_critical"]:
