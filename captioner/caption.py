@@ -29,6 +29,7 @@ class Caption:
         selected: (T, k) indices of the regions whose features each word received, -1 where they are fewer
             than k; None for soft.
         gate: (T,) beta, how much the context counted for each word.
+        heads: (T, heads, L) the weights of each head, whose mean `weights` are; None where there is one.
         finished: False when the longest allowed length was reached before the end token.
         geometry: how a region maps back to a box of the photograph, if a photograph was given.
         image: the upright RGB photograph, if one was given.
@@ -44,6 +45,7 @@ class Caption:
     weights: Tensor
     selected: Tensor | None
     gate: Tensor
+    heads: Tensor | None = None
     finished: bool = True
     geometry: Geometry | None = None
     image: Image.Image | None = field(default=None, repr=False)
@@ -82,6 +84,7 @@ class Caption:
             if self.selected is None
             else [self.looked_at(t) for t in range(len(self.words))],
             "gate": self.gate.tolist(),
+            "heads": None if self.heads is None else self.heads.tolist(),
             "finished": self.finished,
             "geometry": None if self.geometry is None else self.geometry.to_dict(),
         }

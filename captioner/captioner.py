@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from captioner.attention.scoring import region_places
 from captioner.attention.selection import selection_rule
 from captioner.bounds import Bounds
 from captioner.caption import Caption
@@ -28,7 +29,7 @@ from captioner.data.images import Preprocess
 from captioner.decoding.beam import Hypothesis, beam_search
 from captioner.errors import UserError
 from captioner.files import read_json, replacing, write_json
-from captioner.model.decoder import Decoder
+from captioner.model.decoder import Decoder, Memory
 from captioner.model.encoder import Encoder
 from captioner.model.regions import Regions
 from captioner.text.tokenizer import detokenize
@@ -38,7 +39,7 @@ Photo: TypeAlias = str | Path | bytes | BinaryIO | Image.Image | Tensor
 
 ASSETS = Path(__file__).parent / "assets"
 CONFIG, VOCABULARY, WEIGHTS = "config.json", "vocabulary.json", "model.safetensors"
-FORMAT = 1
+FORMAT = 2
 DECODING = {
     "beam_size": Bounds(1, 100, whole=True),
     "max_length": Bounds(1, 1000, whole=True),
@@ -148,7 +149,7 @@ class Captioner(nn.Module):
         self.eval()
         found = beam_search(
             self.decoder,
-            regions.features.to(self.decoder.output.weight),
+            self.read(regions),
             rule,
             beam_size=beam_size,
             max_length=max_length,
@@ -156,6 +157,13 @@ class Captioner(nn.Module):
             seeds=[(photo + int(seed) * 0x9E3779B1) % 2**63 for photo in seeds],
         )
         return [self.compose(hypotheses[0], regions, i, rule.name) for i, hypotheses in enumerate(found)]
+
+    @torch.inference_mode()
+    def read(self, regions: Regions) -> Memory:
+        """What the decoder reads of the regions, once for all captions."""
+        here = self.decoder.output.weight
+        mask = None if regions.mask is None else regions.mask.to(here.device)
+        return self.decoder.read(regions.features.to(here), region_places(*regions.grid).to(here), mask)
 
     @overload
     def caption(self, photos: Photo, **settings: Any) -> Caption: ...
@@ -188,6 +196,7 @@ class Captioner(nn.Module):
             weights=hypothesis.weights,
             selected=hypothesis.selected,
             gate=hypothesis.gate,
+            heads=hypothesis.heads,
             finished=hypothesis.finished,
             geometry=regions.geometries[i] if regions.geometries else None,
             image=regions.images[i] if regions.images else None,
@@ -223,7 +232,7 @@ class Captioner(nn.Module):
             "encoder_fingerprint": None if own_encoder else self.encoder.library_fingerprint,
             "preprocess": self.preprocess.to_dict(),
             "vocabulary_fingerprint": self.vocabulary.fingerprint(),
-            "decoder": {**self.decoder.sizes, "gist": self.decoder.gist},
+            "decoder": {**self.decoder.architecture, "gist": self.decoder.gist},
             "region_size": self.decoder.region_size,
             **notes,
         }

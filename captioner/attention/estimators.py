@@ -1,11 +1,24 @@
-"""Gradient estimators: how learning passes a selection that cannot be differentiated."""
+"""Gradient estimators: how learning passes a selection that cannot be differentiated.
+
+Soft selection needs none: its gradient is pathwise, by backpropagation. For hard selection there are the
+score function (`Reinforce`), unbiased with most baselines, and relaxations (`GumbelSoftmax`), which are
+biased. All work on log-probabilities, so that a weight that underflows is never NaN.
+"""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from captioner.attention.selection import Rule, Sample, Selection, Soft, chosen
+from captioner.attention.selection import Rule, Sample, Selection, SelectionRule, Soft
+from captioner.bounds import Bounds
+from captioner.errors import UserError
+
+REWARDS = ("whole", "to-go")
+BASELINES = ("none", "average", "learned", "leave-one-out", "mean", "argmax", "soft")
+DISCOUNT, TEMPERATURE = Bounds(0, 1), Bounds(0, above=True)
 
 
 class MovingAverage(nn.Module):
@@ -26,12 +39,137 @@ class MovingAverage(nn.Module):
 
     @torch.no_grad()
     def forward(self, reward: Tensor) -> Tensor:
-        """The baseline for these rewards (...), a scalar; then the rewards move it on."""
+        """The baseline for these rewards (...), a scalar; then the rewards, if there are any, move it on."""
+        if not reward.numel():
+            return self.value.clone()
         mean = reward.mean()
         baseline = torch.where(self.started, self.value, mean)
         self.value.copy_(self.decay * baseline + (1 - self.decay) * mean)
         self.started.fill_(True)
         return baseline
+
+
+class Reinforce(nn.Module):
+    """The score-function estimator (Williams 1992; eq. 12 of the paper), each selection with its own factor.
+
+    Its surrogate for a draw is sum_t (R_t - b_t) log p(s_t | a), of which only the last is differentiated.
+
+    Rewards R_t, of log p(y_t | s, a) of the words y and selections s:
+
+    - `whole`: sum over the caption's words, as in the paper;
+    - `to-go`: sum over the words from t on, the only ones that s_t can change, each step further on counting
+      `discount` times the last. Below 1 that is the reward shaping of Indurthi et al. 2019 ("Look Harder",
+      ACL), and biased.
+
+    Baselines b_t:
+
+    - `none`: 0;
+    - `average`: `MovingAverage` of whole captions' rewards, as in the paper; to go, of rewards a word, times
+      the words to go;
+    - `learned`: that plus what a linear layer makes of the state h_{t-1}, fitted to the rewards;
+    - `leave-one-out`: the mean of the other draws' R_t;
+    - `mean`: the mean of all draws' R_t. It mixes a draw with itself, which shrinks the gradient to
+      (draws - 1) / draws of what it should be;
+    - `argmax`, the self-critical one (Rennie et al. 2017, arXiv 1612.00563), and `soft`: R_t of the same
+      words read with that selection.
+
+    All but `mean` leave the gradient unbiased, as b_t does not depend on s_t (of `average` the very first is
+    the mean of its own rewards).
+
+    Args:
+        reward, discount, baseline: see above.
+        state_size: H, for the learned baseline.
+    """
+
+    def __init__(
+        self,
+        reward: str = "whole",
+        baseline: str = "average",
+        discount: float = 1.0,
+        state_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        check_choice("reward", reward, REWARDS)
+        check_choice("baseline", baseline, BASELINES)
+        DISCOUNT.check("discount", discount)
+        self.reward, self.baseline, self.discount = reward, baseline, discount
+        self.average = MovingAverage()
+        self.learned = None
+        if baseline == "learned":
+            if state_size is None:
+                raise UserError("the learned baseline needs the state's size: give state_size")
+            self.learned = nn.Linear(state_size, 1)
+            nn.init.zeros_(self.learned.weight)
+            nn.init.zeros_(self.learned.bias)
+
+    def forward(
+        self,
+        log_prob: Tensor,
+        rewards: Tensor,
+        present: Tensor,
+        drawn: Tensor,
+        states: Tensor | None = None,
+        reading: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The surrogate of each draw, and how the baseline did.
+
+        Args:
+            log_prob: log p(s_t | a) (B, n, draws, T), zero where nothing was drawn.
+            rewards: log p(y_t | s, a) (B, n, draws, T), zero where there is no step.
+            present: (B, n, draws, T) True where there is a step.
+            drawn: (B, n, draws, T) True where its selection was drawn; the others move no average.
+            states: h_{t-1} (B, n, draws, T, H), for the learned baseline.
+            reading: rewards (B, n, draws or 1, T) of the words, read with the baseline's selection.
+
+        Returns:
+            surrogate (B, n, draws); b_t (B, n, draws, T); the squared error of a learned baseline
+            (B, n, draws), half of it to be minimised, zero of others.
+        """
+        returns, step_present = self.returns(rewards), present.to(rewards.dtype)
+        words = self.returns(step_present) if self.reward == "to-go" else torch.ones_like(returns)
+        b = self.baselines(returns, words, drawn, states, reading)
+        advantage = torch.where(drawn, returns - b, 0.0)
+        surrogate = (advantage.detach() * log_prob).sum(-1)
+        error = advantage.square().sum(-1) if self.learned is not None else torch.zeros_like(surrogate)
+        return surrogate, b.detach(), error
+
+    def returns(self, rewards: Tensor) -> Tensor:
+        """R_t (..., T) of rewards (..., T)."""
+        if self.reward == "whole":
+            return rewards.sum(-1, keepdim=True).expand_as(rewards)
+        return to_go(rewards, self.discount)
+
+    def baselines(
+        self, returns: Tensor, words: Tensor, drawn: Tensor, states: Tensor | None, reading: Tensor | None
+    ) -> Tensor:
+        """b_t (B, n, draws, T); `words` is what the average is counted in, see above."""
+        draws = returns.shape[2]
+        if self.baseline in ("leave-one-out", "mean") and draws < 2:
+            raise UserError(f"the baseline {self.baseline} compares draws: take at least 2, not {draws}")
+        if self.baseline == "leave-one-out":
+            return (returns.sum(2, keepdim=True) - returns) / (draws - 1)
+        if self.baseline == "mean":
+            return returns.mean(2, keepdim=True).expand_as(returns)
+        if self.baseline in ("argmax", "soft"):
+            assert reading is not None
+            return self.returns(reading).expand_as(returns)
+        if self.baseline == "none":
+            return torch.zeros_like(returns)
+        first = drawn[..., 0]
+        b = words * self.average((returns[..., 0] / words[..., 0])[first]).to(returns)
+        if self.learned is not None:
+            assert states is not None
+            b = b + words * self.learned(states.detach()).squeeze(-1)
+        return b
+
+
+def to_go(rewards: Tensor, discount: float = 1.0) -> Tensor:
+    """R_t = r_t + discount R_{t+1} (..., T) of rewards r (..., T)."""
+    total, returns = torch.zeros_like(rewards[..., 0]), []
+    for reward in rewards.unbind(-1)[::-1]:
+        total = reward + discount * total
+        returns.append(total)
+    return torch.stack(returns[::-1], -1)
 
 
 class ExpectationMixing(Rule):
@@ -40,54 +178,69 @@ class ExpectationMixing(Rule):
     "With probability 0.5 for a given image, we set the sampled attention location to its expected value"
     (section 4.1 of the paper): a coin an image, the same for all words of its captions. Where the
     expectation stands the gradient passes through the weights, and log_prob is zero.
+
+    Args:
+        expected: (B,) True where the expectation replaces the draw.
+        rule: how the others are drawn.
     """
 
-    name = "sample"
+    def __init__(self, expected: Tensor, rule: SelectionRule | None = None) -> None:
+        self.expected, self.rule = expected, rule or Sample()
 
-    def __init__(self, expected: Tensor) -> None:
-        """expected: (B,) True where the expectation replaces the draw."""
-        self.expected = expected[:, None]
+    @property
+    def name(self) -> str:
+        return self.rule.name
 
     @property
     def draws(self) -> int:
-        return 1
+        return self.rule.draws
 
     def __call__(self, scores: Tensor, values: Tensor, u: Tensor | None = None) -> Selection:
-        return mix(self.expected, scores, values, Sample()(scores, values, u))
+        drawn = self.rule(scores, values, u)
+        heads = len(scores) // len(self.expected)
+        expected = self.expected.repeat_interleave(heads)[:, None]
+        context = torch.where(expected[..., None], Soft()(scores, values).context, drawn.context)
+        log_prob = None if drawn.log_prob is None else drawn.log_prob.masked_fill(expected, 0.0)
+        return Selection(context, drawn.weights, drawn.selected, log_prob)
 
 
-class Replay(Rule):
-    """ExpectationMixing with selections that were made before, one step a call, the first captions of each.
+class GumbelSoftmax(Rule):
+    """A draw that is relaxed to a mixture, so that gradient passes through it: softmax((log alpha + g) / T)
+    with Gumbel noise g (Jang et al. 2017, arXiv 1611.01144; Maddison et al. 2017, arXiv 1611.00712).
 
-    What is learnt from captions that the model drew must look where it looked when it drew them.
+    Biased as an estimator for hard selection: less, and of more variance, the lower the temperature T.
+
+    Args:
+        temperature: T, above 0.
+        straight_through: select the mixture's largest region, of which the gradient is the mixture's.
     """
 
-    name = "sample"
+    name: ClassVar[str] = "sample"
 
-    def __init__(self, selected: Tensor, expected: Tensor) -> None:
-        """selected: (B, n, T) the regions of each step; expected: (B,) as in `ExpectationMixing`."""
-        self.steps = iter(selected.unbind(-1))
-        self.expected = expected[:, None]
+    def __init__(self, temperature: float = 1.0, straight_through: bool = False) -> None:
+        TEMPERATURE.check("temperature", temperature)
+        self.temperature, self.straight_through = temperature, straight_through
 
     def __call__(self, scores: Tensor, values: Tensor, u: Tensor | None = None) -> Selection:
-        selected = next(self.steps)[:, : scores.shape[1]]
-        log_weights = scores.log_softmax(-1)
-        drawn = chosen(log_weights, log_weights.exp(), values, selected)
-        return mix(self.expected, scores, values, drawn)
+        """u (B, n, L) has a draw for each region here."""
+        if u is None:
+            u = torch.rand_like(scores)
+        tiny = torch.finfo(scores.dtype).tiny
+        noise = -(-u.clamp(min=tiny).log()).clamp(min=tiny).log()
+        mixture = ((scores.log_softmax(-1) + noise) / self.temperature).softmax(-1)
+        selected = None
+        if self.straight_through:
+            selected = mixture.argmax(-1, keepdim=True)
+            one = torch.zeros_like(mixture).scatter(-1, selected, 1.0)
+            mixture = one + (mixture - mixture.detach())
+        return Selection(mixture @ values, scores.softmax(-1), selected)
 
 
-def mix(expected: Tensor, scores: Tensor, values: Tensor, drawn: Selection) -> Selection:
-    """The draw, or where `expected` (B, 1) its expectation, whose gradient passes through the weights."""
-    assert drawn.log_prob is not None
-    context = torch.where(expected[..., None], Soft()(scores, values).context, drawn.context)
-    log_prob = torch.where(expected, torch.zeros_like(drawn.log_prob), drawn.log_prob)
-    return Selection(context, drawn.weights, drawn.selected, log_prob)
+def annealed(start: float, end: float, progress: float) -> float:
+    """A temperature that falls geometrically from start to end as progress goes from 0 to 1."""
+    return start * (end / start) ** min(max(progress, 0.0), 1.0)
 
 
-def score_function(log_prob: Tensor, reward: Tensor, baseline: Tensor | float = 0.0) -> Tensor:
-    """REINFORCE's surrogate (...): its gradient is (reward - baseline) grad log p(s | a).
-
-    log_prob (...) is the log-probability of selections, reward (...) the log p(y | s, a) of the words that
-    they answer for (Williams 1992; eq. 12 of the paper).
-    """
-    return (reward - baseline).detach() * log_prob
+def check_choice(what: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UserError(f"unknown {what} {value!r}: choose one of {', '.join(choices)}")

@@ -1,7 +1,8 @@
 """Selection rules: how the decoder's context comes from the attention scores.
 
 A rule is a callable `rule(scores, values, u=None) -> Selection` over n queries an image; it is known by its
-name in configurations, on the command line and in results.
+name in configurations, on the command line and in results. A score of -inf masks a region: its weight is zero
+and no rule selects it. At least one region of each query must be left.
 """
 
 from __future__ import annotations
@@ -172,11 +173,13 @@ class SampleSet(Counted):
         check_enough(self.k, scores)
         left, log_prob, drawn = scores, torch.zeros_like(scores[..., 0]), []
         for one in self.uniform(scores, u).unbind(-1):
-            log_weights = left.log_softmax(-1)
+            none_left = left.isneginf().all(-1, keepdim=True)
+            log_weights = left.masked_fill(none_left, 0.0).log_softmax(-1)
             region = inverse_transform(log_weights.detach().exp(), one)[..., None]
-            log_prob = log_prob + log_weights.gather(-1, region).squeeze(-1)
+            gained = log_weights.gather(-1, region).masked_fill(none_left, 0.0)
+            log_prob = log_prob + gained.squeeze(-1)
             left = left.scatter(-1, region, -torch.inf)
-            drawn.append(region)
+            drawn.append(region.masked_fill(none_left, NONE))
         return replace(within(scores, values, torch.cat(drawn, -1)), log_prob=log_prob)
 
 
@@ -252,6 +255,31 @@ FIXED: dict[str, SelectionRule] = {
 NAMES = (*FIXED, *(f"{kind}:K" for kind in COUNTED), "threshold:P")
 
 
+def by_head(rule: SelectionRule, scores: Tensor, values: Tensor, u: Tensor | None = None) -> Selection:
+    """Each head's own selection: scores (B, n, heads, L), values (B, heads, L, D), u (B, n, heads x draws).
+
+    The contexts are joined to (B, n, heads x D), the weights are the heads' mean, `selected` has all that the
+    heads selected, and a choice of all heads is as likely as the product of theirs.
+    """
+    batch, _, heads, _ = scores.shape
+    if u is not None:
+        u = u.unflatten(-1, (heads, -1)).transpose(1, 2).flatten(0, 1)
+    found = rule(scores.transpose(1, 2).flatten(0, 1), values.flatten(0, 1), u)
+    if heads == 1:
+        return found
+
+    def apart(tensor: Tensor) -> Tensor:
+        """(B x heads, n, ...) to (B, n, heads, ...)."""
+        return tensor.unflatten(0, (batch, heads)).transpose(1, 2)
+
+    return Selection(
+        apart(found.context).flatten(2),
+        apart(found.weights).mean(2),
+        None if found.selected is None else apart(found.selected).flatten(2),
+        None if found.log_prob is None else apart(found.log_prob).sum(2),
+    )
+
+
 def selection_rule(name: str) -> SelectionRule:
     """The rule of that name, such as `soft`, `argmax:right`, `top:4` or `threshold:0.9`.
 
@@ -283,7 +311,9 @@ def ranked(scores: Tensor) -> Tensor:
 
 
 def within(scores: Tensor, values: Tensor, selected: Tensor) -> Selection:
-    """Soft attention over the regions `selected` (B, n, k) alone, of which some may be NONE."""
+    """Soft attention over the regions `selected` (B, n, k) alone, of which some may be NONE or masked."""
+    masked = scores.gather(-1, selected.clamp(min=0)).isneginf()
+    selected = selected.masked_fill(masked, NONE)
     # A place more takes the NONEs.
     kept = scores.new_zeros(*scores.shape[:-1], scores.shape[-1] + 1, dtype=torch.bool)
     kept = kept.scatter(-1, selected.masked_fill(selected == NONE, scores.shape[-1]), True)[..., :-1]
@@ -306,8 +336,9 @@ def chosen(log_weights: Tensor, weights: Tensor, values: Tensor, selected: Tenso
 def inverse_transform(weights: Tensor, u: Tensor) -> Tensor:
     """Indices (...) of the first of the weights (..., L) whose cumulative sum exceeds u (...) in [0, 1)."""
     cumulative = weights.cumsum(-1)
-    threshold = u[..., None] * cumulative[..., -1:]  # rounding may leave the sum a little off one
-    return (cumulative <= threshold).sum(-1).clamp(max=weights.shape[-1] - 1)
+    total = cumulative[..., -1:]  # rounding may leave it a little off one, and u times it at it
+    first = (cumulative <= u[..., None] * total).sum(-1)
+    return torch.minimum(first, (cumulative < total).sum(-1))
 
 
 def gather(values: Tensor, selected: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ class Hypothesis:
         score: log_prob / (number of steps) ** length_penalty, what the search ranks by.
         finished: False where the end token was not the likeliest but forced, at the longest length.
         word_log_probs, weights, selected, gate: (T,), (T, L), (T, k) or None, (T,).
+        heads: (T, heads, L) the weights of each head, None where there is one.
     """
 
     words: list[int]
@@ -34,6 +35,7 @@ class Hypothesis:
     weights: Tensor
     selected: Tensor | None
     gate: Tensor
+    heads: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Pool:
 @torch.inference_mode()
 def beam_search(
     decoder: Decoder,
-    features: Tensor,
+    memory: Memory,
     rule: SelectionRule,
     beam_size: int = 3,
     max_length: int = 20,
@@ -92,15 +94,13 @@ def beam_search(
     between them a caption that is surer of its later words than of its first might be.
 
     Args:
-        features: (B, L, D) region features.
+        memory: of B photographs.
         rule: how contexts are selected; each beam selects for itself.
         beam_size: K.
         max_length: the most words of a caption.
         seeds: B seeds for random rules, one a photograph, so that its captions do not depend on the batch.
     """
-    device = features.device
-    batch = len(features)
-    memory = decoder.read(features)
+    device, batch = memory.mean.device, len(memory)
     state = decoder.start(memory, beam_size * rule.particles)
     generators = [torch.Generator().manual_seed(seed) for seed in seeds] if rule.draws else []
     active = list(range(batch))
@@ -112,7 +112,8 @@ def beam_search(
     for t in range(max_length + 1):
         u = None
         if rule.draws:
-            u = uniform([generators[i] for i in active], beam_size * rule.particles, rule.draws, device)
+            draws = decoder.scoring.heads * rule.draws
+            u = uniform([generators[i] for i in active], beam_size * rule.particles, draws, device)
         log_probs, state, step = particle_step(decoder, words, state, memory, rule, u)
         log_probs[..., Vocabulary.never] = -torch.inf
         likeliest = log_probs.argmax(-1)
@@ -242,6 +243,7 @@ def trace(records: list[Record], image: int, ended: Ended) -> Hypothesis:
         weights=steps(lambda step: step.selection.weights),
         selected=None if like.selection.selected is None else steps(selected_regions),
         gate=steps(lambda step: step.gate),
+        heads=steps(lambda step: step.scores).softmax(-1) if like.scores.shape[2] > 1 else None,
     )
 
 

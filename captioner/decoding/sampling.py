@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from captioner.attention.selection import SelectionRule
-from captioner.model.decoder import Decoder
+from captioner.model.decoder import Decoder, Memory
 from captioner.text.vocabulary import Vocabulary
 
 
@@ -19,46 +19,50 @@ class Draws:
     Attributes:
         words: (B, n, T + 1) start token, words, end token, padding.
         lengths: (B, n), the end tokens included.
-        selected: (B, n, T) the region that was selected before each word; None for soft.
+        u: (B, n, T, draws) the selection rule's uniform draws, with which the captions are read again; None
+            for a rule without.
     """
 
     words: Tensor
     lengths: Tensor
-    selected: Tensor | None
+    u: Tensor | None
 
 
 @torch.no_grad()
 def sample_captions(
-    decoder: Decoder, features: Tensor, rule: SelectionRule, n: int, max_length: int = 20
+    decoder: Decoder, memory: Memory, rule: SelectionRule, n: int, max_length: int = 20
 ) -> Draws:
     """Draw n captions of each photograph.
 
     Args:
-        features: (B, L, D) region features.
+        memory: of B photographs.
         rule: how contexts are selected.
         max_length: the most words; a caption that reaches it has no end token.
     """
-    memory = decoder.read(features)
     state = decoder.start(memory, n)
-    word = torch.full((len(features), n), Vocabulary.start, device=features.device)
+    word = torch.full((len(memory), n), Vocabulary.start, device=state.h.device)
     words, going = [word], torch.ones_like(word, dtype=torch.bool)
-    selected: list[Tensor] = []
+    chances: list[Tensor] = []
     lengths = torch.zeros_like(word)
     for _ in range(max_length):
-        log_probs, state, step = decoder.step(word, state, memory, rule)
+        u = None
+        if rule.draws:
+            u = torch.rand(*word.shape, decoder.scoring.heads * rule.draws, device=word.device)
+            chances.append(u)
+        log_probs, state, _ = decoder.step(word, state, memory, rule, u)
         log_probs[..., Vocabulary.never] = -torch.inf
         drawn = torch.multinomial(log_probs.exp().flatten(0, 1), 1).view_as(word)
         word = torch.where(going, drawn, Vocabulary.pad)
         words.append(word)
-        if step.selection.selected is not None:
-            selected.append(step.selection.selected[..., 0])
         lengths += going
         going = going & (word != Vocabulary.end)
         if not going.any():
             break
     lengths, order = lengths.sort(dim=1, descending=True)
 
-    def sorted_steps(steps: list[Tensor]) -> Tensor:
-        return torch.stack(steps, -1).gather(1, order[..., None].expand(-1, -1, len(steps)))
+    def in_order(steps: list[Tensor]) -> Tensor:
+        """(B, n, ...) of each step to (B, n, T, ...), the captions in their order."""
+        stacked = torch.stack(steps, 2)
+        return stacked[torch.arange(len(order), device=order.device)[:, None], order]
 
-    return Draws(sorted_steps(words), lengths, sorted_steps(selected) if selected else None)
+    return Draws(in_order(words), lengths, in_order(chances) if chances else None)

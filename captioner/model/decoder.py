@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from captioner.attention.scoring import Additive
-from captioner.attention.selection import Selection, SelectionRule
+from captioner.attention.scoring import check_mask, scoring_function
+from captioner.attention.selection import Selection, SelectionRule, by_head
 
 
 @dataclass(frozen=True)
@@ -17,15 +17,23 @@ class Memory:
     """What the decoder reads of B photographs, computed once and shared by all their captions.
 
     Attributes:
-        values: a (B, L, F), the regions that a selection rule chooses from.
-        keys: (B, L, A), the regions as the scoring function wants them.
+        values: a (B, heads, L, F / heads), the regions that a selection rule chooses from.
+        keys: (B, ...), the regions as the scoring function wants them.
+        mean: (B, F), the mean region.
+        mask: (B, L) True for the regions that may be looked at; None for all.
     """
 
     values: Tensor
     keys: Tensor
+    mean: Tensor
+    mask: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
 
     def __getitem__(self, images: Tensor) -> Memory:
-        return Memory(self.values[images], self.keys[images])
+        mask = None if self.mask is None else self.mask[images]
+        return Memory(self.values[images], self.keys[images], self.mean[images], mask)
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class Step:
 
     Attributes:
         output: (B, n, E) the deep output before the vocabulary's projection.
-        scores: e (B, n, L).
+        scores: e (B, n, heads, L).
         selection: what the rule made of the scores.
         gate: beta (B, n).
     """
@@ -61,19 +69,26 @@ class Transcript:
         logits: (M, V).
         targets: (M,) the word that came.
         caption: (M,) index in B x n of the caption that the step belongs to.
-        scores, weights: (M, L).
+        t: (M,) which of the caption's steps it is, from 0.
+        states: h (M, H) before the step, from which nothing was selected yet, without gradient.
+        scores: (M, heads, L).
+        weights: (M, L).
         gate: beta (M,).
         log_prob: (M,) log-probability of the selection, None where nothing was random.
+        mask: (B, L) of the regions that could be looked at, None for all.
         shape: (B, n).
     """
 
     logits: Tensor
     targets: Tensor
     caption: Tensor
+    t: Tensor
+    states: Tensor
     scores: Tensor
     weights: Tensor
     gate: Tensor
     log_prob: Tensor | None
+    mask: Tensor | None
     shape: tuple[int, int]
 
     def per_caption(self, steps: Tensor) -> Tensor:
@@ -82,12 +97,12 @@ class Transcript:
         total = steps.new_zeros(batch * n, *steps.shape[1:])
         return total.index_add(0, self.caption, steps).unflatten(0, (batch, n))
 
-    def to_go(self, steps: Tensor) -> Tensor:
-        """Sum a quantity of the steps (M,) from each step to the end of its caption: (M,)."""
-        order = self.caption.argsort(stable=True)
-        passed = steps[order].cumsum(0)
-        ends = self.per_caption(steps).flatten().cumsum(0)[self.caption[order]]
-        return torch.empty_like(steps).index_copy(0, order, ends - passed + steps[order])
+    def padded(self, steps: Tensor) -> Tensor:
+        """A quantity of the steps (M, ...), caption by caption: (B, n, T, ...), zero after the ends."""
+        batch, n = self.shape
+        longest = int(self.t.max()) + 1
+        places = steps.new_zeros(batch * n * longest, *steps.shape[1:])
+        return places.index_copy(0, self.caption * longest + self.t, steps).unflatten(0, (batch, n, longest))
 
     def without(self, words: Sequence[int]) -> Transcript:
         """As if the model could not say these words: the others' probabilities sum to one."""
@@ -102,7 +117,7 @@ class Decoder(nn.Module):
     attention to features of a small one never leaves the uniform distribution.
 
     The state is (B, n, H) for n captions, beams or draws of each photograph, so that they share its keys
-    without copies. All products with h_{t-1}, the LSTM's, the query's and the gate's, are one.
+    without copies. The LSTM's and the gate's products with h_{t-1} are one.
 
     Args:
         vocabulary_size: V, with the special tokens.
@@ -111,6 +126,7 @@ class Decoder(nn.Module):
         embedding_size: E, also the size of the deep output.
         hidden_size: H.
         attention_size: A.
+        scoring: the name of a scoring function, see `captioner.attention.scoring`.
         dropout: on embedded words, regions and the deep output.
         gist: the share that the mean region has in each region's value. With 0, the paper's model, a
             hard selection shows a word one region and nothing of the scene around it; Anderson et al. (2018,
@@ -125,29 +141,30 @@ class Decoder(nn.Module):
         embedding_size: int = 384,
         hidden_size: int = 384,
         attention_size: int = 384,
+        scoring: str = "additive",
         dropout: float = 0.5,
         gist: float = 0.0,
     ) -> None:
         super().__init__()
-        self.sizes = {
+        self.architecture = {
             "feature_size": feature_size,
             "embedding_size": embedding_size,
             "hidden_size": hidden_size,
             "attention_size": attention_size,
+            "scoring": scoring,
         }
         self.region_size = region_size
         self.gist = gist
-        self.hidden_size, self.attention_size = hidden_size, attention_size
+        self.hidden_size = hidden_size
         values = feature_size or region_size
         self.project = nn.Linear(region_size, values) if feature_size else nn.Identity()
         self.normalise = nn.LayerNorm(values)
-        self.keys = nn.Linear(values, attention_size)
-        self.scoring = Additive(attention_size)
+        self.scoring = scoring_function(scoring, hidden_size, values, attention_size)
         self.initial = nn.Linear(values, 2 * hidden_size)
         self.embedding = nn.Embedding(vocabulary_size, embedding_size)
         self.from_word = nn.Linear(embedding_size, 4 * hidden_size, bias=False)
         self.from_context = nn.Linear(values, 4 * hidden_size, bias=False)
-        self.from_hidden = nn.Linear(hidden_size, 4 * hidden_size + attention_size + 1)
+        self.from_hidden = nn.Linear(hidden_size, 4 * hidden_size + 1)
         self.output_hidden = nn.Linear(hidden_size, embedding_size)
         self.output_context = nn.Linear(values, embedding_size, bias=False)
         self.output = nn.Linear(embedding_size, vocabulary_size)
@@ -164,16 +181,30 @@ class Decoder(nn.Module):
             self.from_hidden.bias.zero_()
             self.from_hidden.bias[h : 2 * h] = 1.0  # remember at first: Jozefowicz et al. 2015
 
-    def read(self, features: Tensor) -> Memory:
-        """Project region features (B, L, D), once for all words and captions."""
+    def read(self, features: Tensor, places: Tensor | None = None, mask: Tensor | None = None) -> Memory:
+        """Project region features (B, L, D), once for all words and captions.
+
+        Args:
+            places: (B, L, 2) or (L, 2), where the regions are, see `region_places`; for local scoring.
+            mask: (B, L) True for the regions that may be looked at; None for all.
+
+        Raises:
+            UserError: a mask that leaves a photograph no region, or no places where they are needed.
+        """
+        if mask is not None:
+            check_mask(mask, features)
+        if places is not None:
+            places = places.expand(*features.shape[:2], 2)
         values = self.normalise(self.project(features))
         if self.gist:
-            values = values.lerp(values.mean(1, keepdim=True), self.gist)
-        return Memory(self.dropout(values), self.keys(values))
+            values = values.lerp(mean_region(values, mask)[:, None], self.gist)
+        kept = self.dropout(values)
+        heads = kept.unflatten(-1, (self.scoring.heads, -1)).transpose(1, 2)
+        return Memory(heads.contiguous(), self.scoring.keys(values, places), mean_region(kept, mask), mask)
 
     def start(self, memory: Memory, n: int = 1) -> State:
         """h_0 and c_0: tanh of one layer of the mean region, the same for n captions of each photograph."""
-        h, c = torch.tanh(self.initial(memory.values.mean(1))).chunk(2, -1)
+        h, c = torch.tanh(self.initial(memory.mean)).chunk(2, -1)
         return State(*(x[:, None].expand(-1, n, -1).contiguous() for x in (h, c)))
 
     def step(
@@ -200,9 +231,11 @@ class Decoder(nn.Module):
     ) -> tuple[State, Step]:
         """One step from an embedded word (B, n, E) and its part (B, n, 4H) of the LSTM's input."""
         h = self.hidden_size
-        gates, query, gate = self.from_hidden(state.h).split([4 * h, self.attention_size, 1], -1)
-        scores = self.scoring(query, memory.keys)
-        selection = rule(scores, memory.values, u)
+        gates, gate = self.from_hidden(state.h).split([4 * h, 1], -1)
+        scores = self.scoring(state.h, memory.keys)
+        if memory.mask is not None:
+            scores = scores.masked_fill(~memory.mask[:, None, None], -torch.inf)
+        selection = by_head(rule, scores, memory.values, u)
         gate = torch.sigmoid(gate)
         context = gate * selection.context
         i, f, o, g = (gates + word_gates + self.from_context(context)).split(h, -1)
@@ -211,17 +244,19 @@ class Decoder(nn.Module):
         output = embedded + self.output_hidden(new.h) + self.output_context(context)
         return new, Step(self.dropout(output), scores, selection, gate.squeeze(-1))
 
-    def forward(self, features: Tensor, words: Tensor, lengths: Tensor, rule: SelectionRule) -> Transcript:
+    def forward(
+        self, memory: Memory, words: Tensor, lengths: Tensor, rule: SelectionRule, u: Tensor | None = None
+    ) -> Transcript:
         """Read given captions (teacher forcing).
 
         Args:
-            features: (B, L, D).
+            memory: of B photographs.
             words: (B, n, T + 1) start token, words, end token, padding; the captions of a photograph
                 longest first, so that the loop's later steps run over the first columns only.
             lengths: (B, n) number of steps, the end token's included; 0 for a caption that is not there.
             rule: how contexts are selected.
+            u: (B, n, T, heads x draws) the rule's uniform draws; None draws them.
         """
-        memory = self.read(features)
         batch, n = lengths.shape
         state = self.start(memory, n)
         embedded = self.dropout(self.embedding(words[..., :-1]))
@@ -229,18 +264,16 @@ class Decoder(nn.Module):
         longest = lengths.amax(0).tolist()
         steps: list[Step] = []
         kept: list[Tensor] = []
+        states: list[Tensor] = []
         for t in range(max(longest)):
             k = sum(length > t for length in longest)
-            state, step = self.advance(
-                embedded[:, :k, t],
-                word_gates[:, :k, t],
-                State(state.h[:, :k], state.c[:, :k]),
-                memory,
-                rule,
-            )
+            state = State(state.h[:, :k], state.c[:, :k])
+            states.append(state.h.detach())
+            chance = None if u is None else u[:, :k, t]
+            state, step = self.advance(embedded[:, :k, t], word_gates[:, :k, t], state, memory, rule, chance)
             steps.append(step)
             kept.append(self.positions(lengths[:, :k], t, n))
-        return self.pack(steps, kept, words, (batch, n))
+        return self.pack(steps, states, kept, words, memory.mask, (batch, n))
 
     @staticmethod
     def positions(lengths: Tensor, t: int, n: int) -> Tensor:
@@ -251,7 +284,13 @@ class Decoder(nn.Module):
         return torch.where(lengths > t, caption, -1)
 
     def pack(
-        self, steps: list[Step], kept: list[Tensor], words: Tensor, shape: tuple[int, int]
+        self,
+        steps: list[Step],
+        states: list[Tensor],
+        kept: list[Tensor],
+        words: Tensor,
+        mask: Tensor | None,
+        shape: tuple[int, int],
     ) -> Transcript:
         """Put the unpadded steps one after the other; the vocabulary's projection is one product."""
         index = torch.cat([positions.flatten() for positions in kept])
@@ -270,9 +309,19 @@ class Decoder(nn.Module):
             logits=self.output(packed([step.output for step in steps])),
             targets=words.flatten(0, 1)[caption, t + 1],
             caption=caption,
+            t=t,
+            states=packed(states),
             scores=packed([step.scores for step in steps]),
             weights=packed([step.selection.weights for step in steps]),
             gate=packed([step.gate for step in steps]),
             log_prob=packed([p for p in log_probs if p is not None]) if log_probs[0] is not None else None,
+            mask=mask,
             shape=shape,
         )
+
+
+def mean_region(values: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean (B, F) of the regions (B, L, F) that may be looked at."""
+    if mask is None:
+        return values.mean(1)
+    return (values * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)

@@ -23,6 +23,7 @@ class Regions:
         geometries: how cells map back to each photograph; empty where only features are known.
         images: the upright photographs; empty where only features are known.
         sources: where each photograph came from; empty where only features are known.
+        mask: (B, L) True for the regions that may be looked at; None for all.
         seeds: a number of each photograph's own, for random selection; empty to take it from the features.
     """
 
@@ -32,6 +33,7 @@ class Regions:
     images: list[Image.Image] = field(default_factory=list)
     sources: list[str | None] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
+    mask: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.features)

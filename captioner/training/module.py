@@ -12,8 +12,16 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from captioner.attention.estimators import ExpectationMixing, MovingAverage, Replay
-from captioner.attention.selection import SelectionRule, Soft, selection_rule
+from captioner.attention.estimators import (
+    DISCOUNT,
+    TEMPERATURE,
+    ExpectationMixing,
+    GumbelSoftmax,
+    Reinforce,
+    annealed,
+)
+from captioner.attention.scoring import region_places
+from captioner.attention.selection import Argmax, Counted, Sample, SelectionRule, Soft, Top, selection_rule
 from captioner.bounds import Bounds, check_all
 from captioner.captioner import DECODING, Captioner
 from captioner.data.datamodule import Batch, CaptionDataModule, unpad
@@ -22,7 +30,7 @@ from captioner.data.prepared import Prepared
 from captioner.decoding.sampling import Draws, sample_captions
 from captioner.errors import UserError
 from captioner.evaluation.metrics import score
-from captioner.model.decoder import Decoder
+from captioner.model.decoder import Decoder, Memory
 from captioner.model.encoder import Encoder
 from captioner.model.regions import Regions
 from captioner.text.vocabulary import Vocabulary
@@ -36,6 +44,7 @@ from captioner.training.objectives import (
 from captioner.training.resuming import check_same_data, check_same_settings, check_whole_epoch
 from captioner.training.reward import CiderD, Reward, bleu
 
+READINGS: dict[str, SelectionRule] = {"argmax": Argmax(), "soft": Soft()}  # of baselines
 SCORES = ("BLEU-4", "CIDEr")  # of each validation, logged as val/BLEU-4 and val/CIDEr
 
 SIZE = Bounds(1, 10_000, whole=True)
@@ -55,6 +64,10 @@ BOUNDS = {
     "lambda_r": FACTOR,
     "lambda_e": FACTOR,
     "expectation": Bounds(0, 1),
+    "draws": Bounds(1, 1000, whole=True),
+    "discount": DISCOUNT,
+    "temperature": TEMPERATURE,
+    "final_temperature": TEMPERATURE,
     "gradient_norm": Bounds(0, above=True),
     "self_critical": Bounds(0, 1000, whole=True),
     "bleu_reward": FACTOR,
@@ -69,47 +82,57 @@ class CaptioningModule(L.LightningModule):
 
     Args:
         prepared: a folder that `captioner prepare` wrote: its vocabulary, encoder and preprocessing.
-        attention: `soft`, trained by backpropagation, or `hard`, by REINFORCE.
+        attention: `soft`, trained by backpropagation, `hard`, which draws one region a word, or another
+            selection rule, such as `top:4` or `hard-soft:8`.
         start: a model's folder or name whose decoder to start from; None starts afresh.
         feature_size: what the encoder's features are projected to; None does not project them.
         embedding_size: of the words, and of the deep output.
         hidden_size: of the LSTM.
         attention_size: of the scoring function.
+        scoring: `additive`, `dot`, `general`, `concat`, `scaled-dot`, `multi-head:HEADS` or `local:WIDTH`.
         gist: the share that the mean region has in each region's value; None is that of `start`, or 0,
             the paper's model.
         dropout: on embedded words, regions and the deep output.
         region_dropout: the share of each photograph's regions that a training step leaves out, at random.
         learning_rate: the largest of the one-cycle schedule (Smith and Topin 2019, arXiv 1708.07120).
         label_smoothing: of the words' cross-entropy.
-        doubly_stochastic: lambda of the soft objective.
+        doubly_stochastic: lambda of the soft objective, which all rules without chance have.
         lambda_r: weight of the hard objective's score-function term (REINFORCE).
         lambda_e: weight of the hard objective's entropy term.
-        baseline: what the score-function term compares a draw with: the moving `average` of the rewards of
-            whole captions, as in the paper, or, selection by selection, the words to come as read with
-            `soft` attention, which varies far less and costs another reading.
+        estimator: how gradient passes hard selection: by `reinforce`, or by a relaxed draw, `gumbel`, or one
+            that is hard all the same, `straight-through`.
+        reward: what a selection answers for: the `whole` caption, as in the paper, or the words `to-go`.
+        discount: what each step further on counts in a reward to go; below 1 is biased.
+        baseline: what rewards are compared with: the moving `average` of the paper, `none`, what is `learned`
+            of the state, of other draws the `leave-one-out` mean, of all draws the `mean`, which is biased,
+            or the same caption read with `argmax` or `soft` selection, which costs another reading.
+        draws: how often each caption is read, with selections of its own each time.
+        temperature: of the relaxed draws in the first step.
+        final_temperature: in the last; in between it falls geometrically.
         expectation: probability, per photograph, that a draw is replaced by its expectation.
         gradient_norm: gradients are clipped to this norm.
         self_critical: captions that are drawn of each photograph and learnt from by their CIDEr-D (Rennie et
             al. 2017, arXiv 1612.00563), in place of people's captions; `dropout`, `label_smoothing`,
-            `doubly_stochastic`, `lambda_r`, `lambda_e` and `baseline` have no effect then. 0 learns from
-            people's.
+            `doubly_stochastic`, `lambda_r`, `lambda_e`, `reward`, `baseline` and `draws` have no effect then.
+            0 learns from people's.
         bleu_reward: weight of their BLEU, the mean of BLEU-1 to BLEU-4, beside their CIDEr-D.
         finetune_from: the epoch from which the encoder learns too; None keeps it frozen.
         encoder_learning_rate: the encoder's, as a share of `learning_rate`.
         validate_with: selection rule of the validation captions, which becomes the saved model's own; None
-            is soft for soft attention, argmax for hard.
+            is the rule that is trained, or without its chance: argmax for hard, `top:8` for `hard-soft:8`.
         validate_beam: beam size of the validation captions.
     """
 
     def __init__(
         self,
         prepared: str,
-        attention: Literal["soft", "hard"] = "soft",
+        attention: str = "soft",
         start: str | None = None,
         feature_size: int | None = 512,
         embedding_size: int = 384,
         hidden_size: int = 384,
         attention_size: int = 384,
+        scoring: str = "additive",
         gist: float | None = None,
         dropout: float = 0.5,
         region_dropout: float = 0.0,
@@ -118,7 +141,15 @@ class CaptioningModule(L.LightningModule):
         doubly_stochastic: float = 1.0,
         lambda_r: float = 0.1,
         lambda_e: float = 0.002,
-        baseline: Literal["average", "soft"] = "average",
+        estimator: Literal["reinforce", "gumbel", "straight-through"] = "reinforce",
+        reward: Literal["whole", "to-go"] = "whole",
+        discount: float = 1.0,
+        baseline: Literal[
+            "average", "none", "learned", "leave-one-out", "mean", "argmax", "soft"
+        ] = "average",
+        draws: int = 1,
+        temperature: float = 1.0,
+        final_temperature: float = 0.5,
         expectation: float = 0.5,
         gradient_norm: float = 10.0,
         self_critical: int = 0,
@@ -141,22 +172,24 @@ class CaptioningModule(L.LightningModule):
             embedding_size,
             hidden_size,
             attention_size,
+            scoring,
             0.0 if self_critical else dropout,
         )
-        rule = validate_with or ("soft" if attention == "soft" else "argmax")
+        self.rule = training_rule(attention)
         self.captioner = Captioner(
             encoder,
             decoder,
             data.vocabulary,
             data.preprocess,
-            selection=rule,
-            trained_with="soft" if attention == "soft" else "sample",
+            selection=validate_with or without_chance(self.rule).name,
+            trained_with=self.rule.name,
         )
         if start is not None:
             copy_decoder(start, self.captioner)
         if gist is not None:
             decoder.gist = gist
-        self.baseline = MovingAverage()
+        self.reinforce = Reinforce(reward, baseline, discount, hidden_size)
+        self.progress = 0.0  # of the run, from 0 to 1
         self.cider_d: CiderD | None = None
         self.captions: dict[int | str, str] = {}
 
@@ -164,6 +197,9 @@ class CaptioningModule(L.LightningModule):
     def settings(self) -> Any:
         """The arguments, as they are kept in checkpoints."""
         return self.hparams
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        self.progress = self.global_step / self.steps()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.objective(batch)
@@ -180,33 +216,57 @@ class CaptioningModule(L.LightningModule):
 
     def objective(self, batch: Batch) -> Loss:
         """The loss of a batch under the objective that is trained."""
-        settings = self.settings
-        features = drop_regions(self.features(batch), settings.region_dropout)
+        settings, decoder = self.settings, self.captioner.decoder
+        memory = self.read(batch)
         if settings.self_critical:
-            return self.self_critical(features, batch)
-        decoder, smoothing = self.captioner.decoder, settings.label_smoothing
-        if settings.attention == "soft":
-            transcript = decoder(features, batch.words, batch.lengths, Soft())
-            return soft_objective(transcript, settings.doubly_stochastic, smoothing)
-        expected = self.coins(features)
-        soft = self.read_softly(features, batch) if settings.baseline == "soft" else None
-        transcript = decoder(features, batch.words, batch.lengths, ExpectationMixing(expected))
-        lambda_r, lambda_e = settings.lambda_r, settings.lambda_e
-        return hard_objective(transcript, self.baseline, ~expected, lambda_r, lambda_e, smoothing, soft)
+            return self.self_critical(memory, batch)
+        words, lengths = batch.words, batch.lengths
+        if not self.rule.draws:
+            transcript = decoder(memory, words, lengths, self.rule)
+            return soft_objective(transcript, settings.doubly_stochastic, settings.label_smoothing)
+        words, lengths = (tensor.repeat_interleave(settings.draws, 1) for tensor in (words, lengths))
+        rule = self.mixed_rule(memory)
+        u, reading = None, None
+        if rule.draws:
+            # Before the readings, so that all have the same dropout.
+            heads = decoder.scoring.heads
+            u = torch.rand(*lengths.shape, int(lengths.max()), heads * rule.draws, device=lengths.device)
+            if settings.baseline in READINGS:
+                reading = self.reading(READINGS[settings.baseline], memory, words, lengths)
+        return hard_objective(
+            decoder(memory, words, lengths, rule, u),
+            self.reinforce,
+            ~rule.expected,
+            settings.lambda_r,
+            settings.lambda_e,
+            settings.label_smoothing,
+            settings.draws,
+            reading,
+        )
+
+    def read(self, batch: Batch) -> Memory:
+        """What the decoder reads of a batch, without the regions that are dropped."""
+        features = self.features(batch)
+        places = region_places(*self.grid).to(features)
+        return self.captioner.decoder.read(*drop_regions(features, places, self.settings.region_dropout))
 
     @torch.no_grad()
-    def read_softly(self, features: Tensor, batch: Batch) -> Tensor:
-        """log p (M,) of the captions' words with soft attention, under the next reading's dropout."""
-        everywhere = torch.ones(len(features), dtype=torch.bool, device=features.device)
-        with torch.random.fork_rng([features.device] if features.is_cuda else []):
-            rule = ExpectationMixing(everywhere)  # unlike Soft it draws as the next reading will
-            return word_log_probs(self.captioner.decoder(features, batch.words, batch.lengths, rule))
+    def reading(self, rule: SelectionRule, memory: Memory, words: Tensor, lengths: Tensor) -> Tensor:
+        """log p (B, n, T) of words as read with a rule without chance, under the next reading's dropout."""
+        with torch.random.fork_rng([words.device] if words.is_cuda else []):
+            transcript = self.captioner.decoder(memory, words, lengths, rule)
+        return transcript.padded(word_log_probs(transcript))
 
-    def coins(self, features: Tensor) -> Tensor:
-        """Which photographs (B,) take the expectation in place of a draw."""
-        return torch.rand(len(features), device=features.device) < self.settings.expectation
+    def mixed_rule(self, memory: Memory) -> ExpectationMixing:
+        """The rule that is trained, but for the photographs of a coin their expectation."""
+        settings, rule = self.settings, self.rule
+        if settings.estimator != "reinforce":
+            temperature = annealed(settings.temperature, settings.final_temperature, self.progress)
+            rule = GumbelSoftmax(temperature, settings.estimator == "straight-through")
+        coins = torch.rand(len(memory), device=memory.mean.device) < settings.expectation
+        return ExpectationMixing(coins, rule)
 
-    def self_critical(self, features: Tensor, batch: Batch) -> Loss:
+    def self_critical(self, memory: Memory, batch: Batch) -> Loss:
         """The loss of captions that the model draws itself.
 
         The draws must come from the distribution that is trained: with dropout, which differs from reading to
@@ -214,20 +274,13 @@ class CaptioningModule(L.LightningModule):
         without end.
         """
         settings, decoder = self.settings, self.captioner.decoder
-        n = settings.self_critical
-        if settings.attention == "soft":
-            draws = sample_captions(decoder, features, Soft(), n)
-            again: SelectionRule = Soft()
-        else:
-            expected = self.coins(features)
-            draws = sample_captions(decoder, features, ExpectationMixing(expected), n)
-            assert draws.selected is not None
-            again = Replay(draws.selected, expected)
+        rule = self.mixed_rule(memory) if self.rule.draws else self.rule
+        draws = sample_captions(decoder, memory, rule, settings.self_critical)
         rewards = self.rewards(draws, batch)
         total = rewards["CIDEr-D"]
         if "BLEU" in rewards:
             total = total + settings.bleu_reward * rewards["BLEU"]
-        transcript = decoder(features, draws.words, draws.lengths, again).without(Vocabulary.never)
+        transcript = decoder(memory, draws.words, draws.lengths, rule, draws.u).without(Vocabulary.never)
         loss = self_critical_objective(transcript, total)
         return Loss(loss.total, loss.figures | {name: reward.mean() for name, reward in rewards.items()})
 
@@ -315,12 +368,14 @@ class CaptioningModule(L.LightningModule):
         return {image: text for part in parts for image, text in part.items()}
 
     def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        norm = clip_grad_norm_(self.parameters(), self.settings.gradient_norm)
+        # A learned baseline has gradients of another scale, and none of the captioner's.
+        norm = clip_grad_norm_(self.captioner.parameters(), self.settings.gradient_norm)
         self.log("train/gradient_norm", norm, on_step=True)
 
     def configure_optimizers(self) -> Any:
         rate, share = self.settings.learning_rate, self.settings.encoder_learning_rate
-        groups: list[dict[str, Any]] = [{"params": list(self.captioner.decoder.parameters())}]
+        learning = [*self.captioner.decoder.parameters(), *self.reinforce.parameters()]
+        groups: list[dict[str, Any]] = [{"params": learning}]
         rates = [rate]
         if self.settings.finetune_from is not None:
             groups.append({"params": list(self.captioner.encoder.parameters())})
@@ -339,17 +394,42 @@ class CaptioningModule(L.LightningModule):
             raise UserError(f"the trainer cannot do this: {error}") from None
 
 
-def drop_regions(features: Tensor, share: float) -> Tensor:
-    """A random subset of each photograph's regions, (B, L, D) to (B, L', D), at least one.
+def training_rule(attention: str) -> SelectionRule:
+    """The selection rule of `model.attention`.
+
+    Raises:
+        UserError: no such rule, or none that can be trained.
+    """
+    rule = Sample() if attention == "hard" else selection_rule(attention)
+    if isinstance(rule, Argmax) or rule.particles > 1:
+        raise UserError(
+            f"model.attention {attention} lets no gradient reach the attention: train soft or hard, and "
+            f"validate with {attention} (model.validate_with)"
+        )
+    return rule
+
+
+def without_chance(rule: SelectionRule) -> SelectionRule:
+    """What a model that was trained with a rule selects where nothing else is asked for."""
+    if not rule.draws:
+        return rule
+    return Top(rule.k) if isinstance(rule, Counted) else Argmax()
+
+
+def drop_regions(features: Tensor, places: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """A random subset of each photograph's regions (B, L, D) at places (L, 2), at least one.
 
     Without it a decoder learns thousands of photographs by heart from their mean region.
+
+    Returns:
+        regions (B, L', D) and their places (B, L', 2).
     """
     batch, regions, size = features.shape
     kept = max(1, round(regions * (1 - share)))
     if kept == regions:
-        return features
+        return features, places
     order = torch.rand(batch, regions, device=features.device).argsort(1)[:, :kept]
-    return features.gather(1, order[..., None].expand(-1, -1, size))
+    return features.gather(1, order[..., None].expand(-1, -1, size)), places[order]
 
 
 def copy_decoder(model: str | Path, captioner: Captioner) -> None:
@@ -365,7 +445,7 @@ def copy_decoder(model: str | Path, captioner: Captioner) -> None:
             f"{len(captioner.vocabulary)}): both must come from the same `captioner prepare`"
         )
     for name, theirs, mine in (
-        ("sizes", other.decoder.sizes, captioner.decoder.sizes),
+        ("sizes", other.decoder.architecture, captioner.decoder.architecture),
         ("features", *(features_of_any_grid(model) for model in (other, captioner))),
     ):
         if theirs != mine:
@@ -388,6 +468,18 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     check_all(BOUNDS, settings, "model.")
     if settings["validate_with"] is not None:
         selection_rule(settings["validate_with"])
+    training_rule(settings["attention"])
+    if settings["estimator"] != "reinforce" and (
+        settings["attention"] != "hard" or settings["self_critical"]
+    ):
+        raise UserError(
+            f"model.estimator {settings['estimator']} is for hard attention, and people's captions: "
+            "set model.attention to hard and model.self_critical to 0"
+        )
+    if settings["baseline"] in ("leave-one-out", "mean") and settings["draws"] < 2:
+        raise UserError(f"model.baseline {settings['baseline']} compares draws: set model.draws to 2 or more")
+    if settings["discount"] != 1 and settings["reward"] != "to-go":
+        raise UserError("model.discount is of rewards to go: set model.reward to to-go")
     if settings["self_critical"] == 1:
         raise UserError("model.self_critical must be 0, or at least 2 draws to compare, not 1")
     if settings["bleu_reward"] and not settings["self_critical"]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from captioner.attention.estimators import MovingAverage, score_function
+from captioner.attention.estimators import Reinforce
 from captioner.attention.selection import entropy
 from captioner.model.decoder import Transcript
 from captioner.text.vocabulary import Vocabulary
@@ -34,47 +34,58 @@ def soft_objective(
 
 def hard_objective(
     transcript: Transcript,
-    baseline: MovingAverage,
+    reinforce: Reinforce,
     sampled: Tensor,
     lambda_r: float,
     lambda_e: float,
     label_smoothing: float = 0.0,
-    soft: Tensor | None = None,
+    draws: int = 1,
+    reading: Tensor | None = None,
 ) -> Loss:
-    """The negative of the objective whose gradient is, for each caption and its one draw s (eq. 13),
+    """The negative of the objective whose gradient is, for each caption, the mean over draws s of (eq. 13)
 
-        grad log p(y|s,a) + lambda_r (log p(y|s,a) - b) grad log p(s|a) + lambda_e grad H[s].
+        grad log p(y|s,a) + lambda_r sum_t (R_t - b_t) grad log p(s_t|a) + lambda_e grad H[s],
 
-    With `soft` each selection has its own reward and baseline, of the words that it can change: its factor
-    is the sum over these of log p(y_t|s,a) - log p(y_t|soft attention,a).
+    with the rewards R and baselines b of `reinforce`, in the paper log p(y|s,a) and its moving average. Where
+    the rule's draws have no probability, as those of `GumbelSoftmax`, the middle term is not there. The last
+    leaves out, as in the paper, how a selection changes the entropy of later ones.
 
     Args:
-        transcript: made under the rule `ExpectationMixing`.
-        baseline: b, moved on by the rewards of the captions whose selections were drawn.
+        transcript: each caption `draws` times, one after the other, under the rule `ExpectationMixing`.
         sampled: (B,) the photographs whose selections were drawn, not replaced by their expectation.
         lambda_r: weight of the score-function term.
-        label_smoothing: of log p(y|s,a) in the first term; the reward is never smoothed.
         lambda_e: weight of the entropy.
-        soft: (M,) log p of the same words, read with soft attention under the same dropout.
+        label_smoothing: of log p(y|s,a) in the first term; the reward is never smoothed.
+        reading: (B, n x draws, T) log p of the words as read with the selection that the baseline names.
     """
-    assert transcript.log_prob is not None
     captions = present(transcript)
     log_probs = word_log_probs(transcript).detach()
-    reward = transcript.per_caption(log_probs)
-    drawn = captions & sampled[:, None]
-    b = baseline(reward[drawn]) if drawn.any() else baseline.value
-    if soft is None:
-        surrogate = score_function(transcript.per_caption(transcript.log_prob), reward, b)
-    else:
-        to_go = transcript.to_go(log_probs - soft)
-        surrogate = transcript.per_caption(score_function(transcript.log_prob, to_go))
-    uncertainty = transcript.per_caption(entropy(transcript.scores))
     words = transcript.per_caption(word_loss(transcript, label_smoothing))
-    total = (words - lambda_r * surrogate - lambda_e * uncertainty)[captions].mean()
-    return Loss(
-        total,
-        figures(transcript) | {"reward": reward[captions].mean(), "baseline": b},
+    uncertainty = transcript.per_caption(entropy(transcript.scores).sum(-1))
+    total = (words - lambda_e * uncertainty)[captions].mean()
+    logged = figures(transcript) | {"reward": transcript.per_caption(log_probs)[captions].mean()}
+    if transcript.log_prob is None:
+        return Loss(total, logged)
+
+    def by_draw(steps: Tensor) -> Tensor:
+        """(M, ...) to (B, n, draws, T, ...)."""
+        return transcript.padded(steps).unflatten(1, (-1, draws))
+
+    steps = by_draw(torch.ones_like(log_probs)) > 0
+    surrogate, b, error = reinforce(
+        by_draw(transcript.log_prob),
+        by_draw(log_probs),
+        steps,
+        steps & sampled[:, None, None, None],
+        by_draw(transcript.states),
+        None if reading is None else reading.unflatten(1, (-1, draws)),
     )
+    total = total - lambda_r * surrogate.flatten(1)[captions].mean()
+    logged["baseline"] = b[..., 0].flatten(1)[captions].mean()
+    if reinforce.learned is not None:
+        fit = error.flatten(1)[captions].mean() / 2
+        total = total + fit - fit.detach()  # the baseline learns by it, but it is nothing of the objective
+    return Loss(total, logged)
 
 
 def self_critical_objective(transcript: Transcript, rewards: Tensor) -> Loss:
@@ -84,7 +95,7 @@ def self_critical_objective(transcript: Transcript, rewards: Tensor) -> Loss:
     advantage grad (log p(y|s,a) + log p(s|a)), see `advantages`.
 
     Args:
-        transcript: of the captions drawn, under `Soft`, or under `Replay` of their selections.
+        transcript: of the captions drawn, with the same selections.
         rewards: (B, n), at least two captions a photograph.
     """
     log_prob = word_log_probs(transcript)
@@ -118,9 +129,13 @@ def word_loss(transcript: Transcript, label_smoothing: float) -> Tensor:
 
 
 def doubly_stochastic_penalty(transcript: Transcript) -> Tensor:
-    """sum_i (1 - sum_t alpha_ti)^2 (B, n); the sum over t leaves the end token's step out."""
+    """sum_i (1 - sum_t alpha_ti)^2 (B, n); the sum over t leaves the end token's step out, that over i what
+    is masked."""
     words = (transcript.targets != Vocabulary.end)[:, None]
-    return (1 - transcript.per_caption(transcript.weights * words)).square().sum(-1)
+    missing = 1 - transcript.per_caption(transcript.weights * words)
+    if transcript.mask is not None:
+        missing = missing * transcript.mask[:, None]
+    return missing.square().sum(-1)
 
 
 def present(transcript: Transcript) -> Tensor:
@@ -133,6 +148,6 @@ def figures(transcript: Transcript) -> dict[str, Tensor]:
     with torch.no_grad():
         return {
             "word_loss": -word_log_probs(transcript).mean(),
-            "entropy": entropy(transcript.scores).mean(),
+            "entropy": entropy(transcript.scores).sum(-1).mean(),
             "gate": transcript.gate.mean(),
         }

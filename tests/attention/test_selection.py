@@ -3,8 +3,15 @@ import math
 import pytest
 import torch
 
-from captioner.attention.estimators import Replay
-from captioner.attention.selection import Argmax, Sample, Soft, entropy, inverse_transform, selection_rule
+from captioner.attention.selection import (
+    Argmax,
+    Sample,
+    Soft,
+    chosen,
+    entropy,
+    inverse_transform,
+    selection_rule,
+)
 from captioner.errors import UserError
 
 WEIGHTS = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
@@ -69,8 +76,8 @@ def test_entropy_of_extreme_scores_is_a_number():
 
 def test_an_underflowing_weight_has_a_finite_log_probability():
     scores = torch.tensor([[[0.0, -200.0]]], requires_grad=True)
-    replay = Replay(torch.tensor([[[1]]]), expected=torch.tensor([False]))
-    selection = replay(scores, torch.tensor([[[2.0], [6.0]]]))
+    log_weights = scores.log_softmax(-1)
+    selection = chosen(log_weights, log_weights.exp(), torch.tensor([[[2.0], [6.0]]]), torch.tensor([[1]]))
     selection.log_prob.sum().backward()
     assert selection.weights[0, 0, 1].item() == 0.0 and selection.context.item() == 6.0
     assert selection.log_prob.item() == pytest.approx(-200.0)

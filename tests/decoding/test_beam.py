@@ -31,6 +31,11 @@ def features():
 
 
 @torch.inference_mode()
+def search(decoder, features, *settings, **named):
+    return beam_search(decoder, decoder.read(features), *settings, **named)
+
+
+@torch.inference_mode()
 def log_probability(decoder, features, words, rule, end=True):
     """log p of a caption, word by word, without the special tokens that are never written."""
     memory = decoder.read(features[None])
@@ -51,7 +56,7 @@ def test_a_wide_beam_is_exhaustive_search(decoder, features, length_penalty):
             for caption in captions
         }
         best = max(scores, key=scores.__getitem__)
-        found = beam_search(decoder, photo[None], Soft(), 40, 3, length_penalty)[0]
+        found = search(decoder, photo[None], Soft(), 40, 3, length_penalty)[0]
         assert tuple(found[0].words) == best
         assert found[0].score == pytest.approx(scores[best], rel=1e-4)
         assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
@@ -65,16 +70,16 @@ def test_leaving_the_batch_early_loses_nothing(monkeypatch, length_penalty, shar
     with torch.no_grad():
         decoder.output.weight *= sharper
     features = torch.randn(60, 3, 5, generator=torch.Generator().manual_seed(9))
-    early = beam_search(decoder, features, Soft(), beam_size, 12, length_penalty)
+    early = search(decoder, features, Soft(), beam_size, 12, length_penalty)
     monkeypatch.setattr(Pool, "beats", lambda *_: False)
-    late = beam_search(decoder, features, Soft(), beam_size, 12, length_penalty)
+    late = search(decoder, features, Soft(), beam_size, 12, length_penalty)
     assert [pool[0].words for pool in early] == [pool[0].words for pool in late]
 
 
 @pytest.mark.parametrize("rule", [Soft(), Argmax()])
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_log_probabilities_are_those_of_the_words(decoder, features, rule, beam_size):
-    for photo, hypotheses in zip(features, beam_search(decoder, features, rule, beam_size, 6), strict=True):
+    for photo, hypotheses in zip(features, search(decoder, features, rule, beam_size, 6), strict=True):
         for hypothesis in hypotheses:
             expected = log_probability(decoder, photo, hypothesis.words, rule, hypothesis.finished)
             if hypothesis.finished:
@@ -85,7 +90,7 @@ def test_log_probabilities_are_those_of_the_words(decoder, features, rule, beam_
 
 
 def test_greedy_takes_the_likeliest_word_at_each_step(decoder, features):
-    for photo, (hypothesis,) in zip(features, beam_search(decoder, features, Soft(), 1, 6), strict=True):
+    for photo, (hypothesis,) in zip(features, search(decoder, features, Soft(), 1, 6), strict=True):
         memory = decoder.read(photo[None])
         state, previous, words = decoder.start(memory), Vocabulary.start, []
         weights = []
@@ -104,7 +109,7 @@ def test_greedy_takes_the_likeliest_word_at_each_step(decoder, features):
 
 def test_each_words_map_is_the_one_that_made_it(decoder, features):
     """Replaying a hypothesis gives its weights and selections, through all the beam's reordering."""
-    for photo, hypotheses in zip(features, beam_search(decoder, features, Argmax(), 4, 6), strict=True):
+    for photo, hypotheses in zip(features, search(decoder, features, Argmax(), 4, 6), strict=True):
         for hypothesis in hypotheses:
             memory = decoder.read(photo[None])
             state, previous = decoder.start(memory), Vocabulary.start
@@ -121,10 +126,10 @@ def test_each_words_map_is_the_one_that_made_it(decoder, features):
 @pytest.mark.parametrize("rule", [Soft(), Sample(), Argmax()])
 def test_a_batch_gives_what_one_by_one_gives(decoder, features, rule):
     seeds = [11, 12, 13, 14]
-    together = beam_search(decoder, features, rule, 3, 8, seeds=seeds)
-    backwards = beam_search(decoder, features.flip(0), rule, 3, 8, seeds=seeds[::-1])[::-1]
+    together = search(decoder, features, rule, 3, 8, seeds=seeds)
+    backwards = search(decoder, features.flip(0), rule, 3, 8, seeds=seeds[::-1])[::-1]
     for i, hypotheses in enumerate(together):
-        alone = beam_search(decoder, features[i : i + 1], rule, 3, 8, seeds=seeds[i : i + 1])[0]
+        alone = search(decoder, features[i : i + 1], rule, 3, 8, seeds=seeds[i : i + 1])[0]
         for others in (alone, backwards[i]):
             assert [h.words for h in hypotheses] == [h.words for h in others]
             torch.testing.assert_close(hypotheses[0].weights, others[0].weights)
@@ -132,7 +137,7 @@ def test_a_batch_gives_what_one_by_one_gives(decoder, features, rule):
 
 def test_a_mean_of_particles_averages_the_word_distributions(decoder, features):
     """One word, greedily: its probability is the mean over the particles' draws."""
-    (hypothesis,) = beam_search(decoder, features[:1], selection_rule("mean:4"), 1, 1, seeds=[7])[0]
+    (hypothesis,) = search(decoder, features[:1], selection_rule("mean:4"), 1, 1, seeds=[7])[0]
     u = torch.rand(4, 1, generator=torch.Generator().manual_seed(7))
     with torch.no_grad():
         memory = decoder.read(features[:1])
@@ -147,15 +152,15 @@ def test_a_mean_of_particles_averages_the_word_distributions(decoder, features):
 @pytest.mark.parametrize("name", ["sample:2", "hard-soft:2", "mean:3", "argmax:random"])
 def test_random_rules_give_in_a_batch_what_they_give_one_by_one(decoder, features, name):
     rule, seeds = selection_rule(name), [11, 12, 13, 14]
-    together = beam_search(decoder, features, rule, 3, 8, seeds=seeds)
+    together = search(decoder, features, rule, 3, 8, seeds=seeds)
     for i, hypotheses in enumerate(together):
-        alone = beam_search(decoder, features[i : i + 1], rule, 3, 8, seeds=seeds[i : i + 1])[0]
+        alone = search(decoder, features[i : i + 1], rule, 3, 8, seeds=seeds[i : i + 1])[0]
         assert [h.words for h in hypotheses] == [h.words for h in alone]
 
 
 def test_random_selection_depends_on_the_seed_alone(decoder, features):
-    first, second = (beam_search(decoder, features, Sample(), 1, 12, seeds=[5] * 4) for _ in range(2))
-    other = beam_search(decoder, features, Sample(), 1, 12, seeds=[6] * 4)
+    first, second = (search(decoder, features, Sample(), 1, 12, seeds=[5] * 4) for _ in range(2))
+    other = search(decoder, features, Sample(), 1, 12, seeds=[6] * 4)
     selected = [[h[0].selected.tolist() for h in run] for run in (first, second, other)]
     assert selected[0] == selected[1] != selected[2]
 
@@ -163,7 +168,7 @@ def test_random_selection_depends_on_the_seed_alone(decoder, features):
 def test_an_unfinished_hypothesis_is_returned_flagged_with_its_weights(decoder, features):
     with torch.no_grad():
         decoder.output.bias[Vocabulary.end] = -1e4
-    for photo, hypotheses in zip(features, beam_search(decoder, features, Argmax(), 3, 5), strict=True):
+    for photo, hypotheses in zip(features, search(decoder, features, Argmax(), 3, 5), strict=True):
         for hypothesis in hypotheses:
             words = hypothesis.words
             assert not hypothesis.finished and len(words) == 5
@@ -177,11 +182,11 @@ def test_an_unfinished_hypothesis_is_returned_flagged_with_its_weights(decoder, 
 
 def test_a_caption_is_unfinished_exactly_where_the_limit_cut_it(decoder):
     """Under drawn selections, whose captions end at all lengths."""
-    features = 3 * torch.randn(40, 3, 5, generator=torch.Generator().manual_seed(4))
+    features = 3 * torch.randn(80, 3, 5, generator=torch.Generator().manual_seed(4))
 
     def greedy(photos, length):
-        seeds = range(40)[photos]
-        found = beam_search(decoder, features[photos], Sample(), 1, length, seeds=list(seeds))
+        seeds = range(80)[photos]
+        found = search(decoder, features[photos], Sample(), 1, length, seeds=list(seeds))
         return [hypotheses[0] for hypotheses in found]
 
     ended = [(i, h) for i, h in enumerate(greedy(slice(None), 30)) if h.finished and len(h.words) > 1]
@@ -196,6 +201,6 @@ def test_a_caption_is_unfinished_exactly_where_the_limit_cut_it(decoder):
 def test_a_caption_of_no_words_has_no_weights(decoder, features):
     with torch.no_grad():
         decoder.output.bias[Vocabulary.end] = 1e4
-    hypothesis = beam_search(decoder, features, Argmax(), 1, 5)[0][0]
+    hypothesis = search(decoder, features, Argmax(), 1, 5)[0][0]
     assert hypothesis.words == [] and hypothesis.finished
     assert hypothesis.weights.shape == (0, 3) and hypothesis.selected.shape == (0, 1)

@@ -18,7 +18,12 @@ def features():
 
 
 WORDS = torch.tensor([[[1, 4, 5, 6, 2], [1, 7, 2, 0, 0]], [[1, 8, 4, 2, 0], [1, 0, 0, 0, 0]]])
+SOFT = Soft()
 LENGTHS = torch.tensor([[4, 2], [3, 0]])
+
+
+def read(decoder, features, rule=SOFT):
+    return decoder(decoder.read(features), WORDS, LENGTHS, rule)
 
 
 def test_a_step_is_the_papers(decoder, features):
@@ -30,11 +35,11 @@ def test_a_step_is_the_papers(decoder, features):
     state = decoder.start(memory)
     torch.testing.assert_close(state.h[0, 0], h)
 
-    weight, bias = decoder.from_hidden.weight, decoder.from_hidden.bias
-    query = weight[28:31] @ h + bias[28:31]
-    e = torch.stack([decoder.scoring.v @ torch.tanh(decoder.keys(region) + query) for region in a])
+    scoring = decoder.scoring
+    e = torch.stack([scoring.v @ torch.tanh(scoring.key(region) + scoring.query(h)) for region in a])
     alpha = e.softmax(0)
-    beta = torch.sigmoid(weight[31] @ h + bias[31])
+    weight, bias = decoder.from_hidden.weight, decoder.from_hidden.bias
+    beta = torch.sigmoid(weight[28] @ h + bias[28])
     z = beta * sum(alpha[i] * a[i] for i in range(4))
     y = decoder.embedding.weight[5]
     gates = decoder.from_word.weight @ y + weight[:28] @ h + bias[:28] + decoder.from_context.weight @ z
@@ -62,11 +67,11 @@ def test_the_gist_is_the_mean_regions_share_of_a_hard_selection(decoder, feature
     for image, region in enumerate(step.selection.selected.flatten()):
         expected = 0.75 * a[image, region] + 0.25 * a[image].mean(0)
         torch.testing.assert_close(step.selection.context[image, 0], expected)
-    torch.testing.assert_close(memory.keys, decoder.keys(memory.values))
+    torch.testing.assert_close(memory.keys, decoder.scoring.keys(memory.values[:, 0]))
 
 
 def test_teacher_forcing_equals_step_by_step(decoder, features):
-    transcript = decoder(features, WORDS, LENGTHS, Argmax())
+    transcript = read(decoder, features, Argmax())
     total = transcript.per_caption(word_log_probs(transcript))
     for image, caption in ((0, 0), (0, 1), (1, 0)):
         memory = decoder.read(features[image : image + 1])
@@ -79,13 +84,13 @@ def test_teacher_forcing_equals_step_by_step(decoder, features):
 
 
 def test_padding_and_absent_captions_count_for_nothing(decoder, features):
-    transcript = decoder(features, WORDS, LENGTHS, Soft())
+    transcript = read(decoder, features)
     assert len(transcript.targets) == 9
     assert transcript.per_caption(word_log_probs(transcript))[1, 1] == 0
     longer = torch.nn.functional.pad(WORDS, (0, 3))
-    again = decoder(features, longer, LENGTHS, Soft())
+    again = decoder(decoder.read(features), longer, LENGTHS, Soft())
     torch.testing.assert_close(soft_objective(again).total, soft_objective(transcript).total)
-    alone = decoder(features[1:], WORDS[1:, :1], LENGTHS[1:, :1], Soft())
+    alone = decoder(decoder.read(features[1:]), WORDS[1:, :1], LENGTHS[1:, :1], Soft())
     torch.testing.assert_close(
         transcript.per_caption(transcript.weights)[1, 0], alone.per_caption(alone.weights)[0, 0]
     )
@@ -105,14 +110,14 @@ def test_captions_share_a_photograph_without_touching_each_other(decoder, featur
 
 def test_the_gradient_is_right(decoder, features):
     parameter = decoder.scoring.v
-    loss = soft_objective(decoder(features, WORDS, LENGTHS, Soft()), 1.0, 0.1).total
+    loss = soft_objective(read(decoder, features), 1.0, 0.1).total
     (analytic,) = torch.autograd.grad(loss, parameter)
     for i in range(len(parameter)):
         sides = []
         for shift in (1e-6, -2e-6):
             with torch.no_grad():
                 parameter[i] += shift
-            sides.append(soft_objective(decoder(features, WORDS, LENGTHS, Soft()), 1.0, 0.1).total.item())
+            sides.append(soft_objective(read(decoder, features), 1.0, 0.1).total.item())
         with torch.no_grad():
             parameter[i] += 1e-6
         assert (sides[0] - sides[1]) / 2e-6 == pytest.approx(analytic[i].item(), rel=1e-4, abs=1e-8)
@@ -120,5 +125,7 @@ def test_the_gradient_is_right(decoder, features):
 
 def test_the_encoders_scale_does_not_matter(features):
     decoder = Decoder(9, 6, None, 4, 7, 3, dropout=0.0).double()
-    small, large = (decoder(scale * features, WORDS, LENGTHS, Soft()).logits for scale in (10.0, 1000.0))
+    small, large = (
+        decoder(decoder.read(scale * features), WORDS, LENGTHS, Soft()).logits for scale in (10.0, 1000.0)
+    )
     torch.testing.assert_close(small, large, rtol=1e-4, atol=1e-5)

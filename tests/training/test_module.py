@@ -12,8 +12,9 @@ import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
 
-from captioner.attention.estimators import ExpectationMixing, MovingAverage
-from captioner.attention.selection import Soft
+from captioner.attention.estimators import ExpectationMixing, GumbelSoftmax, Reinforce
+from captioner.attention.scoring import region_places
+from captioner.attention.selection import selection_rule
 from captioner.captioner import Captioner
 from captioner.data.datamodule import CaptionDataModule, encode_captions, pad, unpad
 from captioner.data.images import Preprocess
@@ -101,7 +102,7 @@ def test_a_resumed_run_is_the_same_run_bit_for_bit(prepared, tmp_path, attention
     for key, value in whole.state_dict().items():
         assert torch.equal(value, other[key]), key
     if attention == "hard":
-        assert whole.baseline.value.item() < 0
+        assert whole.reinforce.average.value.item() < 0
 
 
 def test_a_run_that_validates_within_epochs_resumes_from_their_ends(prepared, tmp_path):
@@ -150,7 +151,11 @@ def test_one_draw_has_nothing_to_be_compared_with(prepared):
 def test_regions_are_left_out_at_random_for_each_photograph():
     features = torch.arange(2 * 10.0).view(2, 10, 1)
     torch.manual_seed(0)
-    kept = [drop_regions(features, 0.3) for _ in range(200)]
+    places = region_places(2, 5)
+    drawn = [drop_regions(features, places, 0.3) for _ in range(200)]
+    for part, where in drawn:
+        assert torch.equal(where[1], places[part[1].flatten().long() - 10])
+    kept = [part for part, _ in drawn]
     assert {part.shape for part in kept} == {(2, 7, 1)}
     for part in kept:
         assert len(set(part[0].flatten().tolist())) == 7 and set(part[1].flatten().tolist()) <= set(
@@ -159,8 +164,8 @@ def test_regions_are_left_out_at_random_for_each_photograph():
     shares = torch.bincount(torch.cat([part[0] for part in kept]).flatten().long(), minlength=10) / 200
     assert (shares - 0.7).abs().max() < 0.12
     assert any(not torch.equal(part[0], part[1] - 10) for part in kept)
-    assert drop_regions(features, 0.0) is features
-    assert drop_regions(features, 1.0).shape == (2, 1, 1)
+    assert drop_regions(features, places, 0.0) == (features, places)
+    assert drop_regions(features, places, 1.0)[0].shape == (2, 1, 1)
 
 
 def test_unpadded_captions_are_those_that_were_padded():
@@ -196,15 +201,16 @@ def test_the_figures_of_hard_attention_are_logged(prepared, tmp_path):
     assert float(rows[-1]["val/CIDEr"]) >= 0
 
 
-def test_the_soft_baseline_is_read_under_the_same_dropout(prepared):
+@pytest.mark.parametrize("baseline", ["soft", "argmax"])
+def test_a_baseline_is_read_under_the_same_dropout(prepared, baseline):
     module = CaptioningModule(str(prepared.root), "hard", **SMALL | {"dropout": 0.5})
     batch = CaptionDataModule(str(prepared.root), batch_size=5).val_dataloader().dataset[[0, 1]]
-    soft = module.read_softly(batch.features, batch)
-    everywhere = ExpectationMixing(torch.tensor([True, True]))
-    again = module.captioner.decoder(batch.features, batch.words, batch.lengths, everywhere)
-    torch.testing.assert_close(word_log_probs(again), soft)
-    other = module.captioner.decoder(batch.features, batch.words, batch.lengths, everywhere)
-    assert not torch.allclose(word_log_probs(other), soft)
+    memory, rule = module.read(batch), selection_rule(baseline)
+    reading = module.reading(rule, memory, batch.words, batch.lengths)
+    again = module.captioner.decoder(memory, batch.words, batch.lengths, rule)
+    torch.testing.assert_close(again.padded(word_log_probs(again)), reading)
+    other = module.captioner.decoder(memory, batch.words, batch.lengths, rule)
+    assert not torch.allclose(other.padded(word_log_probs(other)), reading)
 
 
 def test_training_from_a_models_words(prepared, tmp_path):
@@ -236,28 +242,56 @@ def test_training_from_a_models_words(prepared, tmp_path):
     "changes",
     [
         {"attention": "soft", "doubly_stochastic": 0.7},
+        {"attention": "top:4", "doubly_stochastic": 0.7, "scoring": "local:0.5", "region_dropout": 0.5},
         {"attention": "hard", "lambda_r": 0.3, "lambda_e": 0.02, "region_dropout": 0.5},
         {"attention": "hard", "lambda_r": 0.3, "baseline": "soft", "expectation": 0.3},
+        {"attention": "hard", "baseline": "leave-one-out", "reward": "to-go", "discount": 0.9, "draws": 3},
+        {"attention": "hard-soft:8", "baseline": "argmax", "draws": 2, "scoring": "multi-head:2"},
+        {"attention": "sample:3", "baseline": "learned", "reward": "to-go"},
+        {"attention": "hard", "estimator": "gumbel", "lambda_e": 0.02, "temperature": 0.3},
+        {"attention": "hard", "estimator": "straight-through", "expectation": 0.0},
     ],
+    ids=lambda changes: "-".join(str(value) for value in changes.values()),
 )
 def test_what_is_trained_is_the_objective_of_the_settings(prepared, changes):
     settings = {"label_smoothing": 0.1, "dropout": 0.0} | changes
     module = CaptioningModule(str(prepared.root), **SMALL | settings)
-    decoder = module.captioner.decoder
+    decoder, heads = module.captioner.decoder, 2 if "multi-head:2" in changes.values() else 1
     batch = CaptionDataModule(str(prepared.root), batch_size=5).train_dataloader().dataset[range(12)]
     torch.manual_seed(1)
     found = module.objective(batch)
     torch.manual_seed(1)
-    features = drop_regions(batch.features, settings.get("region_dropout", 0.0))
-    if settings["attention"] == "soft":
-        expected = soft_objective(decoder(features, batch.words, batch.lengths, Soft()), 0.7, 0.1)
+    places = region_places(7, 7)
+    memory = decoder.read(*drop_regions(batch.features, places, settings.get("region_dropout", 0.0)))
+    words, lengths = batch.words, batch.lengths
+    if settings["attention"] in ("soft", "top:4"):
+        rule = selection_rule(settings["attention"])
+        expected = soft_objective(decoder(memory, words, lengths, rule), 0.7, 0.1)
     else:
         coins = torch.rand(12) < settings.get("expectation", 0.5)
-        assert 0 < coins.sum() < 12  # each photograph has its own
-        soft = module.read_softly(features, batch) if "baseline" in settings else None
-        transcript = decoder(features, batch.words, batch.lengths, ExpectationMixing(coins))
-        lambdas = settings["lambda_r"], settings.get("lambda_e", 0.002)
-        expected = hard_objective(transcript, MovingAverage(), ~coins, *lambdas, 0.1, soft)
+        assert 0 < coins.sum() < 12 or "expectation" in changes  # each photograph has its own
+        draws, names = settings.get("draws", 1), {"hard": "sample"}
+        words, lengths = words.repeat_interleave(draws, 1), lengths.repeat_interleave(draws, 1)
+        rule = selection_rule(names.get(settings["attention"], settings["attention"]))
+        u, reading = None, None
+        if "estimator" in changes:
+            rule = GumbelSoftmax(
+                settings.get("temperature", 1.0), settings["estimator"] == "straight-through"
+            )
+        else:
+            u = torch.rand(12, 5 * draws, words.shape[2] - 1, heads * rule.draws)
+        if settings.get("baseline") in ("soft", "argmax"):
+            reading = decoder(memory, words, lengths, selection_rule(settings["baseline"]))
+            reading = reading.padded(word_log_probs(reading)).detach()
+        transcript = decoder(memory, words, lengths, ExpectationMixing(coins, rule), u)
+        lambdas = settings.get("lambda_r", 0.1), settings.get("lambda_e", 0.002)
+        reinforce = Reinforce(
+            settings.get("reward", "whole"),
+            settings.get("baseline", "average"),
+            settings.get("discount", 1.0),
+            SMALL["hidden_size"],
+        )
+        expected = hard_objective(transcript, reinforce, ~coins, *lambdas, 0.1, draws, reading)
     torch.testing.assert_close(found.total, expected.total)
     for name, figure in expected.figures.items():
         torch.testing.assert_close(found.figures[name], figure)
