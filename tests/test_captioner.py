@@ -130,7 +130,7 @@ def test_a_model_in_another_precision_is_saved_and_comes_back(captioner, photos,
     assert captioner.encoder.fingerprint() == loaded.encoder.fingerprint() == expected
     assert same(loaded.caption(photos[0]), captioner.float().caption(photos[0]))
     torch.testing.assert_close(
-        loaded.decoder.scoring.key.weight, captioner.decoder.keys.weight.float(), rtol=0, atol=0
+        loaded.decoder.scoring.key.weight, captioner.decoder.scoring.key.weight.float(), rtol=0, atol=0
     )
 
 
