@@ -219,7 +219,7 @@ class Threshold(Rule):
         order = ranked(scores)
         weights = scores.detach().softmax(-1).gather(-1, order)
         before = weights.cumsum(-1) - weights
-        unneeded = (before >= self.p).index_fill(-1, order.new_zeros(1), False)
+        unneeded = ((before >= self.p) | (weights == 0)).index_fill(-1, order.new_zeros(1), False)
         return within(scores, values, order.masked_fill(unneeded, NONE))
 
 

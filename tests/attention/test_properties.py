@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from captioner.attention.selection import NONE, by_head, entropy, selection_rule
@@ -20,15 +20,13 @@ def cases(draw, dtype=None):
     """A rule, scores (2, 3, L) with at least one finite for each query, values (2, L, 2), and draws."""
     name = draw(st.sampled_from(NAMES))
     regions = draw(st.integers(K.get(name, 1), 6))
-    scores = torch.tensor(draw(st.lists(SCORE, min_size=6 * regions, max_size=6 * regions))).view(
-        2, 3, regions
-    )
+    drawn = draw(st.lists(SCORE, min_size=6 * regions, max_size=6 * regions))
+    scores = torch.tensor(drawn).view(2, 3, regions)
     safe = draw(st.lists(st.integers(0, regions - 1), min_size=6, max_size=6))
     at = torch.tensor(safe).view(2, 3, 1)
     finite = scores.gather(-1, at).clamp(min=-6e4)
-    scores = scores.scatter(-1, at, finite).to(
-        dtype or draw(st.sampled_from([torch.float16, torch.float32, torch.float64]))
-    )
+    precision = dtype or draw(st.sampled_from([torch.float16, torch.float32, torch.float64]))
+    scores = scores.scatter(-1, at, finite).to(precision)
     values = torch.arange(4.0 * regions).view(2, regions, 2).to(scores.dtype)
     rule = selection_rule(name)
     chance = st.one_of(st.floats(0, 1, exclude_max=True, width=32), st.sampled_from([0.0, 1 - 2**-24]))
@@ -43,12 +41,8 @@ def test_a_selection_is_made_of_regions_that_may_be_looked_at(case):
     found = rule(scores, values, u)
     masked = scores.isneginf()
     assert found.context.isfinite().all() and found.weights.isfinite().all()
-    torch.testing.assert_close(
-        found.weights.sum(-1).float(),
-        torch.ones(2, 3),
-        atol=5e-3 if scores.dtype == torch.float16 else 1e-5,
-        rtol=0,
-    )
+    total = found.weights.sum(-1).float()
+    assert (total - 1).abs().max() < (5e-3 if scores.dtype == torch.float16 else 1e-5)
     assert (found.weights[masked] == 0).all()
     if found.selected is not None:
         there = found.selected != NONE
@@ -60,14 +54,10 @@ def test_a_selection_is_made_of_regions_that_may_be_looked_at(case):
                 assert len(kept) == len(set(kept))
     if found.log_prob is not None:
         assert (found.log_prob <= 0).all() and found.log_prob.isfinite().all()
-    low = (
-        values.masked_fill(masked[:, 0, :, None], torch.inf).amin(1)
-        if scores.shape[1] == 1
-        else values.amin(1)
-    )
-    assert (found.context >= low[:, None] - 0.05).all() and (
-        found.context <= values.amax(1)[:, None] + 0.05
-    ).all()
+    there = values[:, None].float().expand(-1, 3, -1, -1)
+    low = there.masked_fill(masked[..., None], torch.inf).amin(2)
+    high = there.masked_fill(masked[..., None], -torch.inf).amax(2)
+    assert (found.context >= low - 0.05).all() and (found.context <= high + 0.05).all()
 
 
 @given(cases())
@@ -106,14 +96,13 @@ def test_a_batch_is_what_one_by_one_is(case):
 @given(cases(torch.float64), st.randoms(use_true_random=False))
 @settings(max_examples=150, deadline=None)
 def test_permuted_regions_give_the_permuted_selection(case, random):
-    """Of rules without chance, where no two scores are equal."""
+    """Of rules without chance, where no two scores are equal and no set just reaches its threshold."""
     rule, scores, values, _ = case
-    if rule.draws:
-        return
+    sums = scores.softmax(-1).sort(descending=True).values.cumsum(-1)
+    assume(not rule.draws and (sums - getattr(rule, "p", 2)).abs().min() > 1e-9)
     regions = scores.shape[-1]
     scores = scores + torch.linspace(0, 1e-3, regions) if not scores.isneginf().any() else scores
-    if any(len(set(row)) < regions for row in scores.flatten(0, 1).tolist()):
-        return
+    assume(all(len(set(row)) == regions for row in scores.flatten(0, 1).tolist()))
     order = list(range(regions))
     random.shuffle(order)
     found, permuted = rule(scores, values), rule(scores[..., order], values[:, order])
