@@ -40,7 +40,13 @@ def run(arguments: Sequence[str]) -> int:
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
     from captioner.data.datamodule import CaptionDataModule
-    from captioner.training.callbacks import RandomState, SaveBest, ValidationLines, WholeEpochs
+    from captioner.training.callbacks import (
+        GradientVariance,
+        RandomState,
+        SaveBest,
+        ValidationLines,
+        WholeEpochs,
+    )
     from captioner.training.module import CaptioningModule
 
     class FitCLI(LightningCLI):
@@ -48,6 +54,7 @@ def run(arguments: Sequence[str]) -> int:
             parser.link_arguments("data.prepared", "model.prepared")
             parser.add_lightning_class_args(SaveBest, "save_best")
             parser.add_lightning_class_args(RandomState, "random_state")
+            parser.add_lightning_class_args(GradientVariance, "gradient_variance")
             parser.add_lightning_class_args(EarlyStopping, "early_stopping")
             parser.add_lightning_class_args(WholeEpochs, "checkpoint")
             parser.add_lightning_class_args(ValidationLines, "lines")

@@ -12,8 +12,11 @@ import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
+from captioner.bounds import Bounds
 from captioner.errors import UserError
 from captioner.training.module import CaptioningModule
+
+EVERY = Bounds(0, whole=True)
 
 
 class SaveBest(Callback):
@@ -108,6 +111,34 @@ class ValidationLines(Callback):
             f"{name} {float(value):.3f}" for name, value in sorted(trainer.progress_bar_metrics.items())
         )
         print(f"epoch {trainer.current_epoch + 1}: {figures}", file=sys.stderr)
+
+
+class GradientVariance(Callback):
+    """Log how far the gradients of the attention's parameters scatter for one batch, to compare estimators.
+
+    Every so many steps the batch's gradient is made twice more, with other selections and dropout each time:
+    half the squared distance of the two is `train/gradient_variance`, their product `train/gradient_square`,
+    without bias the trace of the covariance and the squared norm of the mean. The run itself goes on as if
+    nothing had happened.
+
+    Args:
+        every: steps from one measurement to the next; 0 measures nothing.
+    """
+
+    def __init__(self, every: int = 50) -> None:
+        EVERY.check("gradient_variance.every", every)
+        self.every = every
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, CaptioningModule)
+        if self.every and batch_idx % self.every == 0:
+            seed = 2 * trainer.global_step
+            with trainer.precision_plugin.forward_context():
+                first, second = (pl_module.attention_gradient(batch, seed + i) for i in range(2))
+            pl_module.log("train/gradient_variance", (first - second).square().sum() / 2, on_step=True)
+            pl_module.log("train/gradient_square", first @ second, on_step=True)
 
 
 class RandomState(Callback):

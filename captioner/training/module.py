@@ -284,6 +284,28 @@ class CaptioningModule(L.LightningModule):
         loss = self_critical_objective(transcript, total)
         return Loss(loss.total, loss.figures | {name: reward.mean() for name, reward in rewards.items()})
 
+    @torch.enable_grad()
+    def attention_gradient(self, batch: Batch, seed: int) -> Tensor:
+        """The gradient (P,) of the attention's parameters for a batch; leaves no trace in the run.
+
+        Args:
+            seed: of the selections and the dropout.
+        """
+        devices = [self.device] if self.device.type == "cuda" else []
+        average = {name: value.clone() for name, value in self.reinforce.state_dict().items()}
+        parameters = list(self.captioner.decoder.scoring.parameters())
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(seed)
+            loss = self.objective(batch).total
+        self.reinforce.load_state_dict(average)
+        parts = torch.autograd.grad(loss, parameters, allow_unused=True)
+        return torch.cat(
+            [
+                (torch.zeros_like(parameter) if part is None else part).flatten().float()
+                for parameter, part in zip(parameters, parts, strict=True)
+            ]
+        )
+
     def rewards(self, draws: Draws, batch: Batch) -> dict[str, Tensor]:
         """CIDEr-D and BLEU (B, n) of drawn captions against people's captions of the same photographs."""
         assert self.cider_d is not None

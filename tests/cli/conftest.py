@@ -47,7 +47,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained hard model of 64 x 64 pixels and 4 x 4 regions."""
-    torch.manual_seed(0)
+    torch.manual_seed(1)
     encoder = Encoder("patches")
     vocabulary = Vocabulary([*Vocabulary.special, "dog", "cat", "runs", "sits", "green", "grass"])
     decoder = Decoder(len(vocabulary), 706, 8, 8, 8, 8)

@@ -24,7 +24,7 @@ from captioner.errors import UserError
 from captioner.evaluation.generate import generate
 from captioner.model.encoder import Encoder
 from captioner.text.vocabulary import Vocabulary
-from captioner.training.callbacks import RandomState, SaveBest
+from captioner.training.callbacks import GradientVariance, RandomState, SaveBest
 from captioner.training.module import DEFAULTS, CaptioningModule, check_settings, drop_regions
 from captioner.training.objectives import (
     hard_objective,
@@ -52,6 +52,7 @@ def fit(
     max_epochs=None,
     plugins=None,
     val_check_interval=None,
+    callbacks=(),
     **settings,
 ):
     L.seed_everything(3, verbose=False)
@@ -65,6 +66,7 @@ def fit(
         logger=L.pytorch.loggers.CSVLogger(root, name="log"),
         val_check_interval=val_check_interval,
         callbacks=[
+            *callbacks,
             SaveBest(),
             RandomState(),
             StopAfter(epochs),
@@ -211,6 +213,36 @@ def test_a_baseline_is_read_under_the_same_dropout(prepared, baseline):
     torch.testing.assert_close(again.padded(word_log_probs(again)), reading)
     other = module.captioner.decoder(memory, batch.words, batch.lengths, rule)
     assert not torch.allclose(other.padded(word_log_probs(other)), reading)
+
+
+@pytest.mark.parametrize("attention", ["soft", "hard"])
+def test_measuring_the_gradients_variance_leaves_no_trace(prepared, tmp_path, attention):
+    runs = []
+    for every in (0, 1):
+        measured = GradientVariance(every)
+        module, _ = fit(
+            prepared, tmp_path / str(every), 2, callbacks=[measured], attention=attention, dropout=0.0
+        )
+        runs.append(module.state_dict())
+    for name, tensor in runs[0].items():
+        assert torch.equal(tensor, runs[1][name]), name
+    with open(tmp_path / "1" / "log" / "version_0" / "metrics.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["train/loss"]]
+    variances = [float(row["train/gradient_variance"]) for row in rows]
+    # Without dropout nothing is drawn for soft attention.
+    assert all(v == 0 for v in variances) if attention == "soft" else all(v > 0 for v in variances)
+
+
+def test_the_variance_is_that_of_many_gradients(prepared):
+    """Half the squared distance of two, on average, is the spread of many about their mean."""
+    module = CaptioningModule(str(prepared.root), "hard", **SMALL | {"dropout": 0.0})
+    batch = CaptionDataModule(str(prepared.root), batch_size=5).train_dataloader().dataset[range(5)]
+    module.reinforce.average(torch.tensor([-20.0]))
+    many = torch.stack([module.attention_gradient(batch, seed) for seed in range(200)])
+    pairs = (many[::2] - many[1::2]).square().sum(1) / 2
+    assert pairs.mean().item() == pytest.approx(many.var(0).sum().item(), rel=0.15)
+    assert torch.equal(many[3], module.attention_gradient(batch, 3))
+    assert module.reinforce.average.value.item() == -20.0
 
 
 def test_training_from_a_models_words(prepared, tmp_path):
