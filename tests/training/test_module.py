@@ -220,9 +220,8 @@ def test_measuring_the_gradients_variance_leaves_no_trace(prepared, tmp_path, at
     runs = []
     for every in (0, 1):
         measured = GradientVariance(every)
-        module, _ = fit(
-            prepared, tmp_path / str(every), 2, callbacks=[measured], attention=attention, dropout=0.0
-        )
+        settings = {"attention": attention, "dropout": 0.0, "expectation": 0.0}
+        module, _ = fit(prepared, tmp_path / str(every), 2, callbacks=[measured], **settings)
         runs.append(module.state_dict())
     for name, tensor in runs[0].items():
         assert torch.equal(tensor, runs[1][name]), name
