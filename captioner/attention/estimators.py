@@ -18,11 +18,12 @@ from captioner.errors import UserError
 
 REWARDS = ("whole", "to-go")
 BASELINES = ("none", "average", "learned", "leave-one-out", "mean", "argmax", "soft")
+POSITIONS = 100  # words that have a moving average of their own; those beyond have the last's
 DISCOUNT, TEMPERATURE = Bounds(0, 1), Bounds(0, above=True)
 
 
 class MovingAverage(nn.Module):
-    """REINFORCE's baseline b <- 0.9 b + 0.1 reward (section 4.1 of the paper).
+    """REINFORCE's baseline b <- 0.9 b + 0.1 reward (section 4.1 of the paper), one for each column.
 
     It starts at the mean of the first rewards rather than at zero, which is far from any of them. The state
     is a buffer and travels with the checkpoint.
@@ -31,21 +32,21 @@ class MovingAverage(nn.Module):
     value: Tensor
     started: Tensor
 
-    def __init__(self, decay: float = 0.9) -> None:
+    def __init__(self, size: int = 1, decay: float = 0.9) -> None:
         super().__init__()
         self.decay = decay
-        self.register_buffer("value", torch.zeros(()))
-        self.register_buffer("started", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("value", torch.zeros(size))
+        self.register_buffer("started", torch.zeros(size, dtype=torch.bool))
 
     @torch.no_grad()
-    def forward(self, reward: Tensor) -> Tensor:
-        """The baseline for these rewards (...), a scalar; then the rewards, if there are any, move it on."""
-        if not reward.numel():
-            return self.value.clone()
-        mean = reward.mean()
+    def forward(self, reward: Tensor, counted: Tensor) -> Tensor:
+        """The baselines (size,) for rewards (N, size); then the rewards that are counted move them on."""
+        number = counted.sum(0)
+        mean = (reward * counted).sum(0) / number.clamp(min=1)
         baseline = torch.where(self.started, self.value, mean)
-        self.value.copy_(self.decay * baseline + (1 - self.decay) * mean)
-        self.started.fill_(True)
+        moved = self.decay * baseline + (1 - self.decay) * mean
+        self.value.copy_(torch.where(number > 0, moved, self.value))
+        self.started |= number > 0
         return baseline
 
 
@@ -64,8 +65,8 @@ class Reinforce(nn.Module):
     Baselines b_t:
 
     - `none`: 0;
-    - `average`: `MovingAverage` of whole captions' rewards, as in the paper; to go, of rewards a word, times
-      the words to go;
+    - `average`: `MovingAverage` of whole captions' rewards, as in the paper; to go, the sum of one for each
+      word to go, the first, the second and so on;
     - `learned`: that plus what a linear layer makes of the state h_{t-1}, fitted to the rewards;
     - `leave-one-out`: the mean of the other draws' R_t;
     - `mean`: the mean of all draws' R_t. It mixes a draw with itself, which shrinks the gradient to
@@ -93,7 +94,7 @@ class Reinforce(nn.Module):
         check_choice("baseline", baseline, BASELINES)
         DISCOUNT.check("discount", discount)
         self.reward, self.baseline, self.discount = reward, baseline, discount
-        self.average = MovingAverage()
+        self.average = MovingAverage(POSITIONS if reward == "to-go" else 1)
         self.learned = None
         if baseline == "learned":
             if state_size is None:
@@ -125,9 +126,8 @@ class Reinforce(nn.Module):
             surrogate (B, n, draws); b_t (B, n, draws, T); the squared error of a learned baseline
             (B, n, draws), half of it to be minimised, zero of others.
         """
-        returns, step_present = self.returns(rewards), present.to(rewards.dtype)
-        words = self.returns(step_present) if self.reward == "to-go" else torch.ones_like(returns)
-        b = self.baselines(returns, words, drawn, states, reading)
+        returns = self.returns(rewards)
+        b = self.baselines(rewards, returns, present, drawn, states, reading)
         advantage = torch.where(drawn, returns - b, 0.0)
         surrogate = (advantage.detach() * log_prob).sum(-1)
         error = advantage.square().sum(-1) if self.learned is not None else torch.zeros_like(surrogate)
@@ -140,9 +140,15 @@ class Reinforce(nn.Module):
         return to_go(rewards, self.discount)
 
     def baselines(
-        self, returns: Tensor, words: Tensor, drawn: Tensor, states: Tensor | None, reading: Tensor | None
+        self,
+        rewards: Tensor,
+        returns: Tensor,
+        present: Tensor,
+        drawn: Tensor,
+        states: Tensor | None,
+        reading: Tensor | None,
     ) -> Tensor:
-        """b_t (B, n, draws, T); `words` is what the average is counted in, see above."""
+        """b_t (B, n, draws, T)."""
         draws = returns.shape[2]
         if self.baseline in ("leave-one-out", "mean") and draws < 2:
             raise UserError(f"the baseline {self.baseline} compares draws: take at least 2, not {draws}")
@@ -155,12 +161,26 @@ class Reinforce(nn.Module):
             return self.returns(reading).expand_as(returns)
         if self.baseline == "none":
             return torch.zeros_like(returns)
-        first = drawn[..., 0]
-        b = words * self.average((returns[..., 0] / words[..., 0])[first]).to(returns)
+        b = self.averages(rewards, present, drawn)
         if self.learned is not None:
             assert states is not None
-            b = b + words * self.learned(states.detach()).squeeze(-1)
+            b = b + self.learned(states.detach()).squeeze(-1)
         return b
+
+    def averages(self, rewards: Tensor, present: Tensor, drawn: Tensor) -> Tensor:
+        """The moving averages of captions, or to go of their words, (B, n, draws, T)."""
+        if self.reward == "whole":
+            whole = rewards.sum(-1).view(-1, 1)
+            return self.average(whole, drawn[..., :1].flatten(0, 2)).to(rewards).expand_as(rewards)
+        kept = min(rewards.shape[-1], POSITIONS)
+
+        def by_position(steps: Tensor) -> Tensor:
+            """(B, n, draws, T) to (N, POSITIONS); words beyond count nowhere."""
+            return nn.functional.pad(steps[..., :kept].flatten(0, 2), (0, POSITIONS - kept))
+
+        each = self.average(by_position(rewards), by_position(drawn)).to(rewards)
+        position = torch.arange(rewards.shape[-1], device=rewards.device).clamp(max=POSITIONS - 1)
+        return self.returns(each[position] * present)
 
 
 def to_go(rewards: Tensor, discount: float = 1.0) -> Tensor:

@@ -151,7 +151,7 @@ def estimate(decoder, features, reinforce, lambda_r=1.0, lambda_e=0.0, mixing=Fa
 def estimator(reward, baseline, discount=1.0):
     """With a baseline that is far from zero."""
     reinforce = Reinforce(reward, baseline, discount, state_size=6).double()
-    reinforce.average.value.fill_(-4.0)
+    reinforce.average.value.copy_(torch.linspace(-4.0, -5.0, len(reinforce.average.value)))
     reinforce.average.started.fill_(True)
     if reinforce.learned is not None:
         torch.nn.init.normal_(reinforce.learned.weight)
@@ -297,14 +297,18 @@ def test_baselines_and_rewards_to_go_reduce_the_variance(decoder, features):
         reinforce = Reinforce(reward, baseline).double()
         drawn = read(decoder, features, Path(PATHS), 27)
         p = drawn.per_caption(drawn.log_prob).exp().detach()
-        mean = (p * drawn.per_caption(word_log_probs(drawn)).detach()).sum()
-        reinforce.average.value.copy_(mean / (STEPS if reward == "to-go" else 1))
+        each = (p.flatten()[:, None] * drawn.padded(word_log_probs(drawn))[0].detach()).sum(0)
+        if reward == "to-go":
+            reinforce.average.value[:STEPS] = each
+        else:
+            reinforce.average.value.copy_(each.sum())
         reinforce.average.started.fill_(True)
         return variance(*attention_gradients(decoder, features, reinforce))
 
     none, average = spread("whole", "none"), spread("whole", "average")
     assert 0 < average < 0.5 * none
     assert spread("to-go", "none") < none
+    assert 0 < spread("to-go", "average") < 0.7 * average
     assert 0 < spread("to-go", "soft") < 0.8 * average
 
 
@@ -326,16 +330,17 @@ def test_the_surrogate_by_hand():
         reinforce.average.value.fill_(-2.0)
         reinforce.average.started.fill_(True)
         found, b, _ = reinforce(log_prob, rewards, present, present, **more)
-        return found.flatten().tolist(), b.flatten(0, 2).tolist(), reinforce.average.value.item()
+        return found.flatten().tolist(), b.flatten(0, 2).tolist(), reinforce.average.value.tolist()
 
     found, _, _ = surrogate("whole", "none")
     assert found == pytest.approx([-3 * 0.3, -8 * 0.7, -4 * 0.5, -6 * 0.6])
     found, b, after = surrogate("whole", "average")
-    assert b == [[-2, -2]] * 4 and after == pytest.approx(0.9 * -2 + 0.1 * (-3 - 8 - 4 - 6) / 4)
+    assert b == [[-2, -2]] * 4 and after == pytest.approx([0.9 * -2 + 0.1 * (-3 - 8 - 4 - 6) / 4])
     assert found == pytest.approx([-1 * 0.3, -6 * 0.7, -2 * 0.5, -4 * 0.6])
     found, b, after = surrogate("to-go", "average")
     assert b == [[-4, -2], [-4, -2], [-2, 0], [-2, 0]]
-    assert after == pytest.approx(0.9 * -2 + 0.1 * (-1.5 - 4 - 4 - 6) / 4)
+    expected = [0.9 * -2 + 0.1 * (-1 - 3 - 4 - 6) / 4, 0.9 * -2 + 0.1 * (-2 - 5) / 2, -2]
+    assert after[:3] == pytest.approx(expected)
     assert found == pytest.approx([0.1, -4 * 0.3 - 3 * 0.4, -2 * 0.5, -4 * 0.6])
     found, b, _ = surrogate("to-go", "leave-one-out")
     assert b == [[-8, -5], [-3, -2], [-6, 0], [-4, 0]]
@@ -403,7 +408,8 @@ def test_a_comparison_of_draws_needs_two(baseline):
 
 def test_the_hard_objective_has_the_gradient_of_equation_13(decoder, features):
     reinforce = Reinforce()
-    reinforce.average(torch.tensor([-2.0]))
+    reinforce.average.value.fill_(-2.0)
+    reinforce.average.started.fill_(True)
     transcript = read(decoder, features, Path(torch.tensor([[[[2], [0], [1]]]])))
     loss = hard_objective(transcript, reinforce, torch.tensor([True]), lambda_r=0.3, lambda_e=0.2)
     reward = word_log_probs(transcript).sum()
@@ -538,20 +544,32 @@ def test_the_average_follows_the_rewards_of_what_was_drawn_only(decoder, feature
     transcript = read(decoder, images, ExpectationMixing(torch.tensor([False, True])))
     reinforce = Reinforce(reward)
     hard_objective(transcript, reinforce, torch.tensor([True, False]), lambda_r=1.0, lambda_e=0.0)
-    rewards = transcript.per_caption(word_log_probs(transcript)).detach()
-    expected = rewards[0].mean() / (3 if reward == "to-go" else 1)
-    torch.testing.assert_close(reinforce.average.value, expected.float())
-    assert not torch.allclose(rewards[0], rewards[1])
+    rewards = transcript.padded(word_log_probs(transcript)).detach()[:, 0].float()
+    first, second = rewards if reward == "to-go" else rewards.sum(1, keepdim=True)
+    torch.testing.assert_close(reinforce.average.value[: len(first)], first)
+    assert not torch.allclose(first, second)
+    assert reinforce.average.started.sum() == len(first)
 
 
 def test_moving_average_follows_the_paper_and_travels_with_the_state():
+    def move(baseline, *rewards):
+        rewards = torch.tensor(rewards)[:, None]
+        return baseline(rewards, torch.ones_like(rewards, dtype=torch.bool)).item()
+
     baseline = MovingAverage()
-    assert baseline(torch.tensor([-4.0, -6.0])).item() == -5.0
-    assert baseline(torch.tensor([-15.0])).item() == -5.0
-    assert baseline(torch.tensor([0.0])).item() == pytest.approx(0.9 * -5 + 0.1 * -15)
+    assert move(baseline, -4.0, -6.0) == -5.0
+    assert move(baseline, -15.0) == -5.0
+    assert move(baseline, 0.0) == pytest.approx(0.9 * -5 + 0.1 * -15)
     restored = MovingAverage()
     restored.load_state_dict(baseline.state_dict())
-    assert restored(torch.tensor([0.0])).item() == pytest.approx(0.9 * -6.0)
+    assert move(restored, 0.0) == pytest.approx(0.9 * -6.0)
+
+
+def test_what_is_not_counted_moves_no_average():
+    average = MovingAverage(2)
+    counted = torch.tensor([[True, False], [False, False]])
+    average(torch.tensor([[-4.0, -9.0], [-8.0, -9.0]]), counted)
+    assert average.value.tolist() == [-4, 0] and average.started.tolist() == [True, False]
 
 
 def test_uniform_weights_of_four_words_on_four_regions_are_doubly_stochastic():

@@ -236,7 +236,8 @@ def test_the_variance_is_that_of_many_gradients(prepared):
     """Half the squared distance of two, on average, is the spread of many about their mean."""
     module = CaptioningModule(str(prepared.root), "hard", **SMALL | {"dropout": 0.0})
     batch = CaptionDataModule(str(prepared.root), batch_size=5).train_dataloader().dataset[range(5)]
-    module.reinforce.average(torch.tensor([-20.0]))
+    module.reinforce.average.value.fill_(-20.0)
+    module.reinforce.average.started.fill_(True)
     many = torch.stack([module.attention_gradient(batch, seed) for seed in range(200)])
     pairs = (many[::2] - many[1::2]).square().sum(1) / 2
     assert pairs.mean().item() == pytest.approx(many.var(0).sum().item(), rel=0.15)
