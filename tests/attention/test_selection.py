@@ -32,6 +32,17 @@ def test_sample_takes_the_first_region_whose_cumulative_weight_exceeds_u():
     assert selection.log_prob.item() == pytest.approx(math.log(0.3))
 
 
+def test_hard_is_soft_on_average_but_not_through_a_decoder_that_is_not_linear():
+    """Squared: the mean of the squares is 32.8, the square of the mean 23.04."""
+    n = 1000
+    u = (torch.arange(n, dtype=torch.float64) + 0.5).view(1, n, 1) / n
+    context = Sample()(SCORES.expand(1, n, 3), VALUES, u).context
+    soft = Soft()(SCORES, VALUES).context.item()
+    assert soft == pytest.approx(4.8) and context.mean().item() == pytest.approx(4.8)
+    assert context.square().mean().item() == pytest.approx(32.8)
+    assert soft**2 == pytest.approx(23.04)
+
+
 @pytest.mark.parametrize(
     ("u", "region"), [(0.0, 0), (0.49, 0), (0.51, 1), (0.79, 1), (0.81, 2), (1 - 1e-16, 2)]
 )
