@@ -31,8 +31,8 @@ class Caption:
         gate: (T,) beta, how much the context counted for each word.
         finished: False when the longest allowed length was reached before the end token.
         geometry: how a region maps back to a box of the photograph, if a photograph was given.
-        image: the upright RGB photograph, if one was given.
-        source: where the photograph came from: a path, or None.
+        photo: the upright RGB photograph, or its absolute path, if one was given: see `image`.
+        source: the photograph's path as it was given, or None.
     """
 
     text: str
@@ -46,8 +46,24 @@ class Caption:
     gate: Tensor
     finished: bool = True
     geometry: Geometry | None = None
-    image: Image.Image | None = field(default=None, repr=False)
+    photo: Image.Image | Path | None = field(default=None, repr=False)
     source: str | None = None
+
+    @property
+    def image(self) -> Image.Image | None:
+        """The upright RGB photograph, read again where it came as a path: captions of thousands stay small.
+
+        Raises:
+            UserError: it is no longer there, or cannot be read any more.
+        """
+        if not isinstance(self.photo, Path):
+            return self.photo
+        from captioner.data import images
+
+        try:
+            return images.read(self.photo)
+        except UserError as error:
+            raise UserError(f"the photograph of {self.text!r} cannot be opened again: {error}") from None
 
     def looked_at(self, t: int) -> list[int]:
         """The regions that were selected for word t, each once; none for soft attention."""
@@ -63,7 +79,8 @@ class Caption:
         """
         from captioner.visualization.overlay import draw_strip, save_picture
 
-        if self.source is not None and Path(path).resolve() == Path(self.source).resolve():
+        original = self.photo if isinstance(self.photo, Path) else self.source
+        if original is not None and Path(path).resolve() == Path(original).resolve():
             raise UserError(f"{path} is the photograph, which would be replaced: give another file")
         return save_picture(draw_strip(self), path)
 

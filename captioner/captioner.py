@@ -26,8 +26,9 @@ from captioner.caption import Caption
 from captioner.data import images
 from captioner.data.images import Preprocess
 from captioner.decoding.beam import Hypothesis, beam_search
-from captioner.errors import UserError
+from captioner.errors import UserError, kind_of
 from captioner.files import read_json, replacing, write_json
+from captioner.geometry import Geometry
 from captioner.model.decoder import Decoder
 from captioner.model.encoder import Encoder
 from captioner.model.regions import Regions
@@ -85,7 +86,7 @@ class Captioner(nn.Module):
     def encode(self, photos: Sequence[Photo]) -> Regions:
         """Read and encode photographs: paths, bytes, files, PIL images, or tensors (3, H, W).
 
-        Tensors hold 0 to 255 as uint8, or 0 to 1 as floats.
+        Tensors hold 0 to 255 as uint8, or 0 to 1 as floats. A photograph that has a path is not kept.
 
         Raises:
             UserError: a photograph that cannot be read, by name.
@@ -94,8 +95,12 @@ class Captioner(nn.Module):
             raise UserError(f"encode takes a list of photographs, not {kind_of(photos)}")
         if not photos:
             raise UserError("there is no photograph to encode: give at least one")
-        pictures = [open_photo(photo) for photo in photos]
-        prepared = [self.preprocess(picture) for picture in pictures]
+        prepared: list[tuple[Tensor, Geometry]] = []
+        kept: list[Image.Image | Path] = []
+        for photo in photos:
+            picture = open_photo(photo)
+            prepared.append(self.preprocess(picture))
+            kept.append(Path(photo).absolute() if isinstance(photo, str | Path) else picture)
         pixels = torch.stack([pixels for pixels, _ in prepared])
         with torch.inference_mode():
             features, grid = self.encoder(pixels.to(self.decoder.output.weight))
@@ -103,7 +108,7 @@ class Captioner(nn.Module):
             features,
             grid,
             geometries=[geometry for _, geometry in prepared],
-            images=pictures,
+            photos=kept,
             sources=[str(photo) if isinstance(photo, str | Path) else None for photo in photos],
             seeds=[fingerprint(tensor) for tensor in pixels],
         )
@@ -190,7 +195,7 @@ class Captioner(nn.Module):
             gate=hypothesis.gate,
             finished=hypothesis.finished,
             geometry=regions.geometries[i] if regions.geometries else None,
-            image=regions.images[i] if regions.images else None,
+            photo=regions.photos[i] if regions.photos else None,
             source=regions.sources[i] if regions.sources else None,
         )
 
@@ -396,10 +401,6 @@ def open_tensor(photo: Tensor) -> Image.Image:
             )
         levels = (levels.float().clamp(0, 1) * 255).round().byte()
     return Image.fromarray(levels.expand(3, -1, -1).permute(1, 2, 0).numpy())
-
-
-def kind_of(thing: object) -> str:
-    return "None" if thing is None else f"of type {type(thing).__name__}"
 
 
 def fingerprint(tensor: Tensor) -> int:

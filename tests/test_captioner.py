@@ -71,6 +71,31 @@ def test_the_overlay_does_not_replace_the_photograph(captioner, photos, tmp_path
     assert path.read_bytes() == before
 
 
+def test_photographs_that_have_a_path_are_opened_again_rather_than_kept(
+    captioner, photos, tmp_path, monkeypatch
+):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    photos[0].save("photo.png")
+    relative, absolute, bare = captioner.caption(["photo.png", tmp_path / "photo.png", photos[0]])
+    assert [type(photo) for photo in captioner.encode(["photo.png"]).photos] == [type(tmp_path)]
+    monkeypatch.chdir("elsewhere")
+    assert relative.source == relative.to_dict()["image"] == "photo.png"
+    expected = bare.save_overlay("bare.png").read_bytes()
+    for caption in (relative, absolute):
+        assert caption.photo == tmp_path / "photo.png"
+        assert caption.image.tobytes() == photos[0].tobytes()
+        assert caption.save_overlay("again.png").read_bytes() == expected
+    with pytest.raises(UserError, match=r"is the photograph, which would be replaced"):
+        relative.save_overlay("../photo.png")
+    (tmp_path / "photo.png").unlink()
+    with pytest.raises(UserError) as gone:
+        relative.save_overlay("gone.png")
+    where = f"no picture at {tmp_path / 'photo.png'}: check the path"
+    assert str(gone.value) == f"the photograph of {relative.text!r} cannot be opened again: {where}"
+    assert bare.image.size == photos[0].size
+
+
 @pytest.mark.parametrize(
     "photo", [torch.zeros(3, 4, 4, device="meta"), torch.nested.nested_tensor([torch.zeros(3, 4, 4)])]
 )

@@ -51,7 +51,7 @@ def draw_strip(caption: Caption, image: Image.Image | None = None, columns: int 
 
     Args:
         caption: what to draw.
-        image: the photograph, at any scale; by default the one that the caption carries.
+        image: the photograph, at any scale; by default the caption's own.
         columns: panels in a row; by default as many as give the strip a pleasant shape.
 
     Raises:

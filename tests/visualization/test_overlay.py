@@ -63,7 +63,7 @@ def caption_of(
         selected=None if selected is None else torch.tensor(selected),
         gate=torch.full((len(words),), 0.5),
         geometry=geometry,
-        image=image,
+        photo=image,
     )
 
 
@@ -565,7 +565,7 @@ import sys, torch
 from PIL import Image
 from captioner.caption import Caption
 caption = Caption("a dog", ["a", "dog"], -2.0, torch.tensor([-1.0, -1.0]), "soft", (2, 2),
-                  torch.full((2, 4), 0.25), None, torch.ones(2), image=Image.new("RGB", (40, 30)))
+                  torch.full((2, 4), 0.25), None, torch.ones(2), photo=Image.new("RGB", (40, 30)))
 caption.save_overlay("out.png")
 assert "matplotlib.pyplot" not in sys.modules and "matplotlib.font_manager" not in sys.modules
 """
