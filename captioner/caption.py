@@ -74,6 +74,8 @@ class Caption:
     def save_overlay(self, path: str | Path) -> Path:
         """Write a PNG strip: the photograph, then one panel a word with what the model looked at.
 
+        Any other file of that name is replaced. A suffix of JPEG or WebP gives that format instead.
+
         Raises:
             UserError: there is no photograph, or a place that cannot be written, or is the photograph's.
         """

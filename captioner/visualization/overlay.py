@@ -15,6 +15,7 @@ import matplotlib
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
 
 from captioner.caption import Caption
 from captioner.data import images
@@ -25,6 +26,7 @@ from captioner.geometry import Box, Geometry
 Floats = NDArray[np.float32]
 
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
+SOFTWARE = ("Software", "captioner")  # the text in a PNG that tells it from other people's
 
 # Lengths in pixels of the strip. Every photograph gets the same area whatever its shape, unless it
 # is so long that PANEL_SIDE bounds it; NARROWEST leaves room for a word beneath a very tall one, and
@@ -80,6 +82,8 @@ def draw_strip(caption: Caption, image: Image.Image | None = None, columns: int 
 def save_picture(image: Image.Image, path: str | Path) -> Path:
     """Write the picture in the format of its suffix, whole or not at all; folders are made.
 
+    A file that is there already is replaced. A PNG is marked, see `is_drawn_here`.
+
     Raises:
         UserError: a suffix of no known format, or a place that cannot be written.
     """
@@ -88,12 +92,20 @@ def save_picture(image: Image.Image, path: str | Path) -> Path:
         raise UserError(f"unknown picture format {path.suffix!r}; {path}; use one of {', '.join(FORMATS)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        mark = PngInfo()
+        mark.add_text(*SOFTWARE)
         with replacing(path) as partial:
-            image.save(partial, FORMATS[path.suffix.lower()])
+            image.save(partial, FORMATS[path.suffix.lower()], pnginfo=mark)  # other formats leave it out
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"cannot write a picture ({reason}); {path}; choose another place") from error
     return path
+
+
+def is_drawn_here(path: Path) -> bool:
+    """Whether a file is a PNG that `save_picture` wrote, by the mark near its beginning."""
+    with path.open("rb") as file:
+        return b"tEXt" + "\0".join(SOFTWARE).encode() in file.read(256)
 
 
 @dataclass(frozen=True)

@@ -146,6 +146,25 @@ def test_bad_input(asked, says, refused, model, pictures):
     assert pictures[0].read_bytes() == before
 
 
+def test_overlays_replace_overlays_alone(refused, model, pictures, tmp_path):
+    out = tmp_path / "out"
+    arguments = ["caption", str(pictures[0]), str(pictures[4]), "--model", str(model), "--overlay", str(out)]
+    assert main(arguments) == 0
+    before = (out / "beach.png").read_bytes()
+    assert main([*arguments, "--selection", "soft"]) == 0
+    assert (out / "beach.png").read_bytes() != before
+    (out / "beach.png").write_bytes(before)
+    for own in (pictures[1].read_bytes(), b"", None):
+        (out / "zebra.png").unlink()
+        if own is None:
+            os.mkfifo(out / "zebra.png")
+        else:
+            (out / "zebra.png").write_bytes(own)
+        complaint = refused(*arguments, "--selection", "soft")
+        assert complaint.startswith(f"the overlay {out / 'zebra.png'} would replace what captioner has not")
+        assert (out / "beach.png").read_bytes() == before
+
+
 def test_the_list_of_photographs_is_not_replaced(refused, model, pictures, tmp_path):
     names = tmp_path / "photos.txt"
     names.write_text(str(pictures[0]))

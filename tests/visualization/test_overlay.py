@@ -15,7 +15,14 @@ from captioner.caption import Caption
 from captioner.data.images import Preprocess
 from captioner.errors import UserError
 from captioner.geometry import Geometry
-from captioner.visualization.overlay import OUTLINE, Layout, draw_strip, heat_map, save_picture
+from captioner.visualization.overlay import (
+    OUTLINE,
+    Layout,
+    draw_strip,
+    heat_map,
+    is_drawn_here,
+    save_picture,
+)
 
 GRID = (5, 7)
 SIZES = {"landscape": (640, 400), "portrait": (300, 480), "panorama": (900, 200)}
@@ -525,6 +532,9 @@ def test_picture_is_saved_in_the_format_of_its_suffix(tmp_path, name, format):
     with Image.open(path) as saved:
         assert (saved.format, saved.size) == (format, (40, 30))
     assert [entry.name for entry in path.parent.iterdir()] == [name]
+    assert is_drawn_here(path) == (format == "PNG")
+    photograph((40, 30)).save(path)
+    assert not is_drawn_here(path)
 
 
 @pytest.mark.parametrize("name", ["overlay.bmpx", "overlay"])
@@ -548,7 +558,7 @@ def test_a_full_disk_leaves_the_old_picture(tmp_path, monkeypatch):
     path = save_picture(photograph((4, 3)), tmp_path / "a.png")
     old = path.read_bytes()
 
-    def save(self, target, format):
+    def save(self, target, format, **_):
         Path(target).write_bytes(b"half a pict")
         raise OSError(28, "No space left on device")
 
