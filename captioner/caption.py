@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.errors import UserError
+from captioner.files import path_of
 from captioner.geometry import Geometry
 
 if TYPE_CHECKING:
@@ -81,8 +82,9 @@ class Caption:
         """
         from captioner.visualization.overlay import draw_strip, save_picture
 
+        path = path_of(path, "an overlay is written to a path such as dog.png")
         original = self.photo if isinstance(self.photo, Path) else self.source
-        if original is not None and Path(path).resolve() == Path(original).resolve():
+        if original is not None and path.resolve() == Path(original).resolve():
             raise UserError(f"{path} is the photograph, which would be replaced: give another file")
         return save_picture(draw_strip(self), path)
 

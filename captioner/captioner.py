@@ -27,7 +27,7 @@ from captioner.data import images
 from captioner.data.images import Preprocess
 from captioner.decoding.beam import Hypothesis, beam_search
 from captioner.errors import UserError, kind_of
-from captioner.files import read_json, replacing, write_json
+from captioner.files import path_of, read_json, replacing, write_json
 from captioner.geometry import Geometry
 from captioner.model.decoder import Decoder
 from captioner.model.encoder import Encoder
@@ -148,6 +148,8 @@ class Captioner(nn.Module):
             raise UserError(
                 "there are regions with numbers that are not finite: encode the photographs again"
             )
+        if not isinstance(selection, str | None):
+            raise UserError(f"selection is a rule's name, not {kind_of(selection)}: give one such as sample")
         rule = selection_rule(selection or self.selection)
         seeds = regions.seeds or [fingerprint(features.half()) for features in regions.features]
         self.eval()
@@ -208,7 +210,7 @@ class Captioner(nn.Module):
             half: store float16.
             notes: plain values to keep in the configuration, such as how it was trained.
         """
-        folder = Path(folder)
+        folder = path_of(folder, "a model is saved in a folder")
         folder.mkdir(parents=True, exist_ok=True)
         own_encoder = not self.encoder.has_library_weights
         parts = {"decoder": self.decoder} | ({"encoder": self.encoder} if own_encoder else {})
@@ -353,7 +355,8 @@ def half_if(half: bool, tensor: Tensor) -> Tensor:
 
 def find_model(model: str | Path) -> Path:
     """The folder of a model: one of the embedded models' names, or a path."""
-    for folder in (ASSETS / str(model), Path(model)):
+    path = path_of(model, "a model is a name or a folder")
+    for folder in (ASSETS / path, path):
         if (folder / CONFIG).is_file():
             return folder
     raise UserError(
@@ -377,11 +380,6 @@ def open_photo(photo: Photo) -> Image.Image:
     """A photograph as an upright RGB picture."""
     if isinstance(photo, Tensor):
         return open_tensor(photo)
-    if not isinstance(photo, str | Path | bytes | Image.Image) and not hasattr(photo, "read"):
-        raise UserError(
-            f"a photograph cannot be {kind_of(photo)}: give a path, bytes, an open file, a PIL image "
-            "(PIL.Image.fromarray makes one of an array), a tensor (3, H, W), or a list of these"
-        )
     return images.read(photo)
 
 

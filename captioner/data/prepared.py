@@ -19,7 +19,7 @@ from captioner.data.captions import CaptionSet, read_captions, wrote
 from captioner.data.features import INDEX, ROWS, FeatureStore, OnBadImage, unfinished, write_features
 from captioner.data.images import Preprocess
 from captioner.errors import UserError
-from captioner.files import read_json, write_json
+from captioner.files import path_of, read_json, write_json
 from captioner.model.encoder import Encoder
 from captioner.text.tokenizer import tokenize
 from captioner.text.vocabulary import Vocabulary
@@ -56,7 +56,7 @@ class Prepared:
         Raises:
             UserError: there is none, or it cannot be read.
         """
-        root = Path(root)
+        root = path_of(root, "a prepared data set is a folder")
         try:
             settings = read_json(root / SETTINGS)
             encoder = dict(settings["encoder"])

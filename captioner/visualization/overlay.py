@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
+from captioner.bounds import Bounds
 from captioner.caption import Caption
 from captioner.data import images
-from captioner.errors import UserError
-from captioner.files import replacing
+from captioner.errors import UserError, kind_of
+from captioner.files import path_of, replacing
 from captioner.geometry import Box, Geometry
 
 Floats = NDArray[np.float32]
@@ -59,6 +60,8 @@ def draw_strip(caption: Caption, image: Image.Image | None = None, columns: int 
     Raises:
         UserError: no photograph, another photograph than the caption's, or fewer than one column.
     """
+    if not isinstance(caption, Caption):
+        raise UserError(f"draw_strip takes a caption, not {kind_of(caption)}: give one that a model made")
     photo, geometry = _photograph(caption, image)
     layout = Layout.of(caption, geometry, columns)
     photo = photo.resize(layout.panel, Image.Resampling.LANCZOS, reducing_gap=3.0)
@@ -87,7 +90,7 @@ def save_picture(image: Image.Image, path: str | Path) -> Path:
     Raises:
         UserError: a suffix of no known format, or a place that cannot be written.
     """
-    path = Path(path)
+    path = path_of(path, "a picture is written to a path")
     if path.suffix.lower() not in FORMATS:
         raise UserError(f"unknown picture format {path.suffix!r}; {path}; use one of {', '.join(FORMATS)}")
     try:
@@ -127,8 +130,8 @@ class Layout:
     @classmethod
     def of(cls, caption: Caption, geometry: Geometry, columns: int | None = None) -> Layout:
         """Lay out the strip of a caption of a photograph of this geometry."""
-        if columns is not None and columns < 1:
-            raise UserError(f"{columns} columns; overlay; ask for one or more")
+        if columns is not None:
+            Bounds(1, whole=True).check("columns", columns)
         count = len(caption.words) + 1
         panel = _panel_size(geometry.width, geometry.height)
         columns = min(columns, count) if columns else _pleasant_columns(count, panel)

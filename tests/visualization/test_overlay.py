@@ -518,8 +518,9 @@ def test_another_photograph_is_refused():
 
 def test_no_columns_is_refused():
     image = photograph((32, 24))
-    with pytest.raises(UserError, match="0 columns"):
-        draw_strip(caption_of(["a"], image, [0]), columns=0)
+    for columns in (0, "2", 1.5):
+        with pytest.raises(UserError, match=f"columns must be at least 1.*, not {columns!r}"):
+            draw_strip(caption_of(["a"], image, [0]), columns=columns)
 
 
 @pytest.mark.parametrize(
