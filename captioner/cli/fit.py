@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,12 +38,21 @@ def run(arguments: Sequence[str]) -> int:
     from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+    from captioner.cli.remarks import without_remarks
+    from captioner.cli.settings import check_recipes, explain
     from captioner.data.datamodule import CaptionDataModule
     from captioner.training.callbacks import RandomState, SaveBest, ValidationLines, WholeEpochs
     from captioner.training.module import CaptioningModule
 
+    check_recipes(arguments)
+
     class FitCLI(LightningCLI):
+        @staticmethod
+        def subcommands() -> dict[str, set[str]]:
+            return {"fit": LightningCLI.subcommands()["fit"]}
+
         def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+            self.settings = parser
             parser.link_arguments("data.prepared", "model.prepared")
             parser.add_lightning_class_args(SaveBest, "save_best")
             parser.add_lightning_class_args(RandomState, "random_state")
@@ -72,7 +80,9 @@ def run(arguments: Sequence[str]) -> int:
             try:
                 super().parse_arguments(parser, args)
             except UnicodeDecodeError as error:
-                raise UserError(f"--config is not a YAML file ({error}): give another") from None
+                raise UserError(f"a file of settings is not YAML ({error}): give another") from None
+            except ArgumentError as error:
+                raise UserError(explain(str(error), self.settings.get_defaults().keys())) from None
             check_settings(self.config["fit"].as_dict())
 
         def _parse_ckpt_path(self) -> None:
@@ -96,13 +106,7 @@ def run(arguments: Sequence[str]) -> int:
             except (ValueError, TypeError) as error:  # of settings alone: nothing has run yet
                 raise UserError(f"the trainer cannot be set up: {error}") from None
 
-    with warnings.catch_warnings():
-        # A frozen encoder stays in evaluation mode, and batches come ready from the feature store.
-        warnings.filterwarnings("ignore", "Found .* in eval mode")
-        warnings.filterwarnings("ignore", ".*does not have many workers")
-        warnings.filterwarnings("ignore", "LightningCLI's args parameter")
-        warnings.filterwarnings("ignore", "Checkpoint directory .* exists")
-        warnings.filterwarnings("ignore", ".*LeafSpec.* is deprecated")
+    with without_remarks():
         try:
             FitCLI(
                 CaptioningModule,
@@ -112,8 +116,6 @@ def run(arguments: Sequence[str]) -> int:
                 parser_kwargs={"exit_on_error": False, "fit": {"exit_on_error": False}},
                 args=["fit", *arguments],
             )
-        except ArgumentError as error:
-            raise UserError(f"{error} (`captioner fit --help` says more)") from None
         except MisconfigurationException as error:
             raise UserError(f"the trainer cannot do this: {error}") from None
         except SystemExit as end:

@@ -50,6 +50,7 @@ def config(prepared, tmp_path):
 def test_fit_leaves_a_model_logs_and_a_checkpoint_to_resume_from(process, config, tmp_path, prepared):
     done = process("fit", "--config", config)
     assert done.returncode == 0, done.stderr
+    assert "Tip" not in done.stderr + done.stdout
     run = tmp_path / "run"
     model = Captioner.load(run / "model")
     assert model.trained_with == "sample" and model.vocabulary == prepared.vocabulary
@@ -154,7 +155,48 @@ def test_a_file_that_is_no_checkpoint_is_refused_before_anything_is_written(
 
 def test_a_configuration_of_bytes_is_one_line(refused, tmp_path):
     (tmp_path / "bytes.yaml").write_bytes(bytes(range(256)))
-    assert "--config is not a YAML file" in refused("fit", "--config", tmp_path / "bytes.yaml")
+    for option in ("--config", "--model"):
+        assert "YAML" in refused("fit", "--data.prepared", "x", option, tmp_path / "bytes.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model:\n  hidden_size: [1\ndata:\n", "{path}, line 3, is not YAML (expected ',' or ']'"),
+        ("- 1\n- 2\n", "{path} holds no settings"),
+        ("", "{path} holds no settings"),
+        ("a: \x07", "{path} is not YAML (unacceptable character"),
+        ("model: 3", "{path}: model is not 3, but a section of settings"),
+        ("data: [x]", "{path}: data is not ['x'], but a section"),
+        ("model: {hiden_size: 3}", "unknown setting model.hiden_size: did you mean model.hidden_size?"),
+        ("model: {hidden_size: [3]}", "model.hidden_size must be a whole number, not [3]"),
+        ("model: {feature_size: big}", "model.feature_size must be a whole number or null, not big"),
+        ("model: {attention: medium}", "model.attention must be one of 'soft', 'hard', not medium"),
+        ("data: {prepared: 5}", "data.prepared must be text, not 5"),
+    ],
+)
+def test_what_is_wrong_with_a_recipe_is_one_line(refused, tmp_path, text, message):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    asked = () if text.startswith("data") else ("--data.prepared", "x")
+    complaint = refused("fit", *asked, "--config", path)
+    assert complaint.startswith(message.format(path=path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "data.prepared is missing: give a recipe with --config configs/X.yaml, or --data.prepared"),
+        (("--model.hiden_size", "3"), "unknown setting model.hiden_size: did you mean model.hidden_size?"),
+        (("--model.hiden_size=3",), "unknown setting model.hiden_size: did you mean model.hidden_size?"),
+        (("--gist", "0.5"), "unknown setting gist: did you mean model.gist?"),
+        (("--zzyzx", "3"), "unknown setting zzyzx (`captioner fit --help` lists all)"),
+        (("--model.hidden_size", "null"), "model.hidden_size must be a whole number, not None"),
+    ],
+)
+def test_missing_and_misspelt_settings_are_named(refused, arguments, message):
+    prepared = ("--data.prepared", "x") if arguments else ()
+    assert refused("fit", *prepared, *arguments).startswith(message)
 
 
 def test_an_interrupted_run_says_so(config, monkeypatch, capsys):
