@@ -110,8 +110,9 @@ def test_missing_photographs_are_counted_before_the_work(refused, captions, tmp_
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("none.json", "--images", "{images}"), "none.json"),
-        (("{captions}",), "--images"),
+        (("none.json", "--images", "{images}"), "no captions file at none.json: check the path"),
+        (("none.json",), "no captions file at none.json: check the path"),
+        (("{captions}",), "--images is missing: give the folder"),
         (("{captions}", "--images", "{images}/none"), "{images}/none"),
         (("{captions}", "--images", "{images}", "--encoder", "resnet1"), "'resnet1'"),
         (("{captions}", "--images", "{images}", "--size", "224x"), "'224x'"),
