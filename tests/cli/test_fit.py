@@ -7,6 +7,7 @@ import pytest
 import safetensors.torch
 import torch
 import yaml
+from lightning.pytorch.callbacks import Timer
 
 from captioner.captioner import Captioner
 from captioner.cli import main
@@ -245,6 +246,29 @@ def test_a_run_that_is_cut_off_keeps_the_checkpoint_of_its_last_whole_epoch(proc
         resumed = process("fit", "--config", config, *whole, "--ckpt_path", run / f"step={step}.ckpt")
         assert ("was written within an epoch" in resumed.stderr) == refused, resumed.stderr
         assert resumed.returncode == (2 if refused else 0)
+
+
+def test_a_run_that_its_time_ended_goes_on_as_if_it_had_not(config, tmp_path, monkeypatch):
+    """Two batches an epoch, an hour a batch: the time is over within the second epoch of three."""
+    asked = ["fit", "--config", str(config), "--trainer.max_epochs", "3", "--model.dropout", "0.5"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    hours = []
+    train = CaptioningModule.training_step
+    torch.set_num_threads(1)
+    assert main([*asked, "--trainer.default_root_dir", str(whole)]) == 0
+    asked += ["--trainer.default_root_dir", str(cut)]
+    with monkeypatch.context() as slow:
+        slow.setattr(CaptioningModule, "training_step", lambda *a: hours.append(1) or train(*a))
+        slow.setattr(Timer, "time_elapsed", lambda *_: 3600.0 * len(hours))
+        assert main([*asked, "--trainer.max_time", "00:02:30:00"]) == 0
+    assert len(hours) == 3
+    assert torch.load(cut / "last.ckpt", weights_only=True)["global_step"] == 2
+    assert main([*asked, "--ckpt_path", str(cut / "last.ckpt")]) == 0
+    torch.set_num_threads(2)
+    expected, found = (torch.load(run / "last.ckpt", weights_only=True) for run in (whole, cut))
+    assert expected["global_step"] == found["global_step"] == 6
+    for name, value in expected["state_dict"].items():
+        assert torch.equal(value, found["state_dict"][name]), name
 
 
 @pytest.mark.parametrize(
