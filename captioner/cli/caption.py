@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 from captioner.cli.arguments import (
     add_on_bad_image,
     check_at_least,
+    check_folder,
     check_json,
     check_spares,
     note,
@@ -154,12 +155,12 @@ def overlay_paths(photos: Sequence[Path], folder: Path) -> list[Path]:
     """A PNG in the folder for each photograph, named after it; `-2` and so on where names meet.
 
     Raises:
-        UserError: the folder is a file, or an overlay would replace a photograph, or what is no overlay.
+        UserError: the folder cannot be written, or an overlay would replace a photograph or what is no
+            overlay.
     """
     from captioner.visualization.overlay import is_drawn_here
 
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--overlay {folder} is a file: give a folder")
+    check_folder("--overlay", folder)
     originals = {photo.resolve() for photo in photos}
     taken: set[str] = set()
     paths = []

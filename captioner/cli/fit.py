@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from captioner.bounds import Bounds, check_all
+from captioner.cli.arguments import check_folder
 from captioner.errors import UserError
 
 SUMMARY = "train soft or hard attention on a prepared data set"
@@ -168,6 +170,7 @@ def check_trainer(settings: Mapping[str, Any]) -> None:
             f"trainer.default_root_dir {settings['default_root_dir']} is an address: "
             "give a folder on this machine"
         )
+    check_folder("trainer.default_root_dir:", Path(settings["default_root_dir"] or ".", "model"))
     for name, instead in INSTEAD.items():
         if settings[name]:
             raise UserError(f"trainer.{name} has no effect here: set {instead}")

@@ -121,6 +121,7 @@ def test_fit_leaves_a_model_logs_and_a_checkpoint_to_resume_from(process, config
         (("--trainer.enable_checkpointing", "false"), "trainer.enable_checkpointing cannot be false"),
         (("--trainer.gradient_clip_val", "1"), "set model.gradient_norm"),
         (("--trainer.default_root_dir", "s3://a/b"), "s3://a/b is an address: give a folder"),
+        (("--trainer.default_root_dir", "{config}"), "{config}/model cannot be written (Not a directory)"),
         (("--trainer.devices", "0"), "`Trainer(devices='0')` value is not a valid"),
         (("--trainer.strategy", "foo"), "invalid strategy name: `strategy='foo'`"),
         (("--early_stopping.monitor", "val/foo"), "early_stopping.monitor 'val/foo' is not logged"),
@@ -134,7 +135,39 @@ def test_fit_leaves_a_model_logs_and_a_checkpoint_to_resume_from(process, config
     ],
 )
 def test_bad_settings_are_one_line(refused, config, arguments, message):
-    assert message in refused("fit", "--config", config, *arguments)
+    arguments = [argument.format(config=config) for argument in arguments]
+    assert message.format(config=config) in refused("fit", "--config", config, *arguments)
+
+
+def test_a_file_in_the_models_place_is_found_before_the_training(refused, config, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "model").touch()
+    complaint = refused("fit", "--config", config)
+    assert f"trainer.default_root_dir: {tmp_path / 'run' / 'model'} cannot be written" in complaint
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["model"]
+
+
+def test_a_checkpoint_that_is_not_yet_whole_does_not_take_the_last_ones_place(config, tmp_path, monkeypatch):
+    """What is written lies beside it, on the same disk: a rename is all that is left to do."""
+    last, seen, save = tmp_path / "run" / "last.ckpt", [], torch.save
+
+    def watched(checkpoint, file):
+        seen.append(last.read_bytes() if last.exists() else None)
+        save(checkpoint, file)
+        assert file.parent == last.parent and file != last
+        if len(seen) == 2:
+            file.write_bytes(b"half")
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", watched)
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        assert main(["fit", "--config", str(config)]) == 130
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert seen[0] is None and seen[1] == last.read_bytes()
+    assert torch.load(last, weights_only=True)["epoch"] == 0
+    assert not list(last.parent.glob(".*.ckpt"))
 
 
 @pytest.mark.parametrize(
