@@ -19,6 +19,7 @@ MEANT = (
 
 @contextmanager
 def without_remarks() -> Iterator[None]:
+    """Leave these out of what a run says."""
     log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     log.addFilter(is_no_tip)
     try:

@@ -106,7 +106,8 @@ class WholeEpochs(ModelCheckpoint):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        trainer.strategy.checkpoint_io = WholeFiles()
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # not one that was asked for
+            trainer.strategy.checkpoint_io = WholeFiles()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:

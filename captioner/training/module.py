@@ -382,7 +382,8 @@ def copy_decoder(model: str | Path, captioner: Captioner) -> None:
     theirs, mine = other.decoder.sizes, captioner.decoder.sizes
     if theirs != mine:
         settings = ", ".join(f"model.{name} {theirs[name]}" for name in mine if theirs[name] != mine[name])
-        raise UserError(f"model.start {model} has {differences(theirs, mine)}: set {settings}")
+        how = settings.replace("None", "null")
+        raise UserError(f"model.start {model} has {differences(theirs, mine)}: set {how}")
     captioner.decoder.load_state_dict(other.decoder.state_dict())
     captioner.decoder.gist = other.decoder.gist
 
