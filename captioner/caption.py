@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.errors import UserError
+from captioner.files import path_of
 from captioner.geometry import Geometry
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ class Caption:
         heads: (T, heads, L) the weights of each head, whose mean `weights` are; None where there is one.
         finished: False when the longest allowed length was reached before the end token.
         geometry: how a region maps back to a box of the photograph, if a photograph was given.
-        image: the upright RGB photograph, if one was given.
-        source: where the photograph came from: a path, or None.
+        photo: the upright RGB photograph, or its absolute path, if one was given: see `image`.
+        source: the photograph's path as it was given, or None.
     """
 
     text: str
@@ -48,8 +49,24 @@ class Caption:
     heads: Tensor | None = None
     finished: bool = True
     geometry: Geometry | None = None
-    image: Image.Image | None = field(default=None, repr=False)
+    photo: Image.Image | Path | None = field(default=None, repr=False)
     source: str | None = None
+
+    @property
+    def image(self) -> Image.Image | None:
+        """The upright RGB photograph, read again where it came as a path: captions of thousands stay small.
+
+        Raises:
+            UserError: it is no longer there, or cannot be read any more.
+        """
+        if not isinstance(self.photo, Path):
+            return self.photo
+        from captioner.data import images
+
+        try:
+            return images.read(self.photo)
+        except UserError as error:
+            raise UserError(f"the photograph of {self.text!r} cannot be opened again: {error}") from None
 
     def looked_at(self, t: int) -> list[int]:
         """The regions that were selected for word t, each once; none for soft attention."""
@@ -60,12 +77,16 @@ class Caption:
     def save_overlay(self, path: str | Path) -> Path:
         """Write a PNG strip: the photograph, then one panel a word with what the model looked at.
 
+        Any other file of that name is replaced. A suffix of JPEG or WebP gives that format instead.
+
         Raises:
             UserError: there is no photograph, or a place that cannot be written, or is the photograph's.
         """
         from captioner.visualization.overlay import draw_strip, save_picture
 
-        if self.source is not None and Path(path).resolve() == Path(self.source).resolve():
+        path = path_of(path, "an overlay is written to a path such as dog.png")
+        original = self.photo if isinstance(self.photo, Path) else self.source
+        if original is not None and path.resolve() == Path(original).resolve():
             raise UserError(f"{path} is the photograph, which would be replaced: give another file")
         return save_picture(draw_strip(self), path)
 

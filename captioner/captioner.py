@@ -27,8 +27,9 @@ from captioner.caption import Caption
 from captioner.data import images
 from captioner.data.images import Preprocess
 from captioner.decoding.beam import Hypothesis, beam_search
-from captioner.errors import UserError
-from captioner.files import read_json, replacing, write_json
+from captioner.errors import UserError, kind_of
+from captioner.files import path_of, read_json, replacing, write_json
+from captioner.geometry import Geometry
 from captioner.model.decoder import Decoder, Memory
 from captioner.model.encoder import Encoder
 from captioner.model.regions import Regions
@@ -86,7 +87,7 @@ class Captioner(nn.Module):
     def encode(self, photos: Sequence[Photo]) -> Regions:
         """Read and encode photographs: paths, bytes, files, PIL images, or tensors (3, H, W).
 
-        Tensors hold 0 to 255 as uint8, or 0 to 1 as floats.
+        Tensors hold 0 to 255 as uint8, or 0 to 1 as floats. A photograph that has a path is not kept.
 
         Raises:
             UserError: a photograph that cannot be read, by name.
@@ -95,8 +96,12 @@ class Captioner(nn.Module):
             raise UserError(f"encode takes a list of photographs, not {kind_of(photos)}")
         if not photos:
             raise UserError("there is no photograph to encode: give at least one")
-        pictures = [open_photo(photo) for photo in photos]
-        prepared = [self.preprocess(picture) for picture in pictures]
+        prepared: list[tuple[Tensor, Geometry]] = []
+        kept: list[Image.Image | Path] = []
+        for photo in photos:
+            picture = open_photo(photo)
+            prepared.append(self.preprocess(picture))
+            kept.append(Path(photo).absolute() if isinstance(photo, str | Path) else picture)
         pixels = torch.stack([pixels for pixels, _ in prepared])
         with torch.inference_mode():
             features, grid = self.encoder(pixels.to(self.decoder.output.weight))
@@ -104,7 +109,7 @@ class Captioner(nn.Module):
             features,
             grid,
             geometries=[geometry for _, geometry in prepared],
-            images=pictures,
+            photos=kept,
             sources=[str(photo) if isinstance(photo, str | Path) else None for photo in photos],
             seeds=[fingerprint(tensor) for tensor in pixels],
         )
@@ -144,6 +149,8 @@ class Captioner(nn.Module):
             raise UserError(
                 "there are regions with numbers that are not finite: encode the photographs again"
             )
+        if not isinstance(selection, str | None):
+            raise UserError(f"selection is a rule's name, not {kind_of(selection)}: give one such as sample")
         rule = selection_rule(selection or self.selection)
         seeds = regions.seeds or [fingerprint(features.half()) for features in regions.features]
         self.eval()
@@ -199,7 +206,7 @@ class Captioner(nn.Module):
             heads=hypothesis.heads,
             finished=hypothesis.finished,
             geometry=regions.geometries[i] if regions.geometries else None,
-            image=regions.images[i] if regions.images else None,
+            photo=regions.photos[i] if regions.photos else None,
             source=regions.sources[i] if regions.sources else None,
         )
 
@@ -212,7 +219,7 @@ class Captioner(nn.Module):
             half: store float16.
             notes: plain values to keep in the configuration, such as how it was trained.
         """
-        folder = Path(folder)
+        folder = path_of(folder, "a model is saved in a folder")
         folder.mkdir(parents=True, exist_ok=True)
         own_encoder = not self.encoder.has_library_weights
         parts = {"decoder": self.decoder} | ({"encoder": self.encoder} if own_encoder else {})
@@ -357,7 +364,8 @@ def half_if(half: bool, tensor: Tensor) -> Tensor:
 
 def find_model(model: str | Path) -> Path:
     """The folder of a model: one of the embedded models' names, or a path."""
-    for folder in (ASSETS / str(model), Path(model)):
+    path = path_of(model, "a model is a name or a folder")
+    for folder in (ASSETS / path, path):
         if (folder / CONFIG).is_file():
             return folder
     raise UserError(
@@ -381,11 +389,6 @@ def open_photo(photo: Photo) -> Image.Image:
     """A photograph as an upright RGB picture."""
     if isinstance(photo, Tensor):
         return open_tensor(photo)
-    if not isinstance(photo, str | Path | bytes | Image.Image) and not hasattr(photo, "read"):
-        raise UserError(
-            f"a photograph cannot be {kind_of(photo)}: give a path, bytes, an open file, a PIL image "
-            "(PIL.Image.fromarray makes one of an array), a tensor (3, H, W), or a list of these"
-        )
     return images.read(photo)
 
 
@@ -405,10 +408,6 @@ def open_tensor(photo: Tensor) -> Image.Image:
             )
         levels = (levels.float().clamp(0, 1) * 255).round().byte()
     return Image.fromarray(levels.expand(3, -1, -1).permute(1, 2, 0).numpy())
-
-
-def kind_of(thing: object) -> str:
-    return "None" if thing is None else f"of type {type(thing).__name__}"
 
 
 def fingerprint(tensor: Tensor) -> int:

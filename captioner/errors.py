@@ -1,4 +1,4 @@
-"""The one exception that is the user's to mend, and text that is safe to show."""
+"""The one exception that is the user's to mend, and what its messages say of a thing."""
 
 
 class UserError(ValueError):
@@ -6,6 +6,11 @@ class UserError(ValueError):
 
     The command line prints the message without a traceback and exits with 2.
     """
+
+
+def kind_of(thing: object) -> str:
+    """What to call something of a wrong kind."""
+    return "None" if thing is None else f"of type {type(thing).__name__}"
 
 
 def printable(text: object) -> str:

@@ -1,4 +1,4 @@
-"""Writing a file whole: readers never see half of it, and a writer that fails leaves the old one."""
+"""Paths, and writing a file whole: readers never see half of it, a writer that fails leaves the old one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from captioner.errors import UserError, kind_of
+
+
+def path_of(path: object, wanted: str) -> Path:
+    """What somebody gave for a path.
+
+    Args:
+        wanted: what it is to be, such as "a model is a name or a folder".
+
+    Raises:
+        UserError: it is something else, or empty, which would be this folder.
+    """
+    if not isinstance(path, str | os.PathLike) or path == "":
+        raise UserError(f"{wanted}, not {'empty' if path == '' else kind_of(path)}")
+    return Path(path)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from math import floor
 from typing import Any
 
 Box = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels of the upright original
@@ -40,26 +39,6 @@ class Geometry:
         top, bottom = (min(max(y, 0.0), float(self.height)) for y in ys)
         return left, top, right, bottom
 
-    def cell_boxes(self, grid: Grid) -> list[Box]:
-        """The boxes of all regions, row-major."""
-        return [self.cell_box(index, grid) for index in range(grid[0] * grid[1])]
-
-    def cell_at(self, x: float, y: float, grid: Grid) -> int | None:
-        """The region that shows a pixel of the original; None where the input does not show it."""
-        rows, columns = grid
-        x1, y1, x2, y2 = self.view
-        column = floor((x - x1) / (x2 - x1) * columns)
-        row = floor((y - y1) / (y2 - y1) * rows)
-        inside = 0 <= x < self.width and 0 <= y < self.height
-        if not inside or not (0 <= column < columns and 0 <= row < rows):
-            return None
-        return row * columns + column
-
     def to_dict(self) -> dict[str, Any]:
         """Plain types."""
         return {**asdict(self), "view": list(self.view)}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Geometry:
-        """What `to_dict` gave."""
-        return cls(values["width"], values["height"], tuple(values["view"]))

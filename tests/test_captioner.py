@@ -11,13 +11,17 @@ import pytest
 import torch
 from PIL import Image
 
+import captioner as captioner_package
 from captioner.captioner import ASSETS, Captioner
+from captioner.data import images
 from captioner.data.images import Preprocess
+from captioner.data.prepared import Prepared
 from captioner.errors import UserError
 from captioner.model.decoder import Decoder
 from captioner.model.encoder import Encoder
 from captioner.model.regions import Regions
 from captioner.text.vocabulary import Vocabulary
+from captioner.visualization.overlay import draw_strip
 
 WORDS = ["dog", "cat", "runs", "sits", "man", "'s"]
 
@@ -69,6 +73,60 @@ def test_the_overlay_does_not_replace_the_photograph(captioner, photos, tmp_path
     with pytest.raises(UserError, match=r"photo\.png is the photograph, which would be replaced"):
         captioner.caption(path).save_overlay(tmp_path / "." / "photo.png")
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("thing", "kind"), [(None, "None"), (5, "of type int"), (b"x", "of type bytes"), ("", "empty")]
+)
+def test_what_is_no_path_is_named(captioner, photos, thing, kind):
+    caption = captioner.caption(photos[0])
+    calls = {
+        "a model is a name or a folder": captioner_package.load,
+        "a model is saved in a folder": captioner.save,
+        "an overlay is written to a path such as dog.png": caption.save_overlay,
+        "a prepared data set is a folder": Prepared.open,
+    }
+    for wanted, call in calls.items():
+        with pytest.raises(UserError, match=f"^{wanted}, not {kind}$"):
+            call(thing)
+
+
+def test_wrong_kinds_of_things_are_named(captioner, photos):
+    caption, regions = captioner.caption(photos[0]), captioner.encode(photos)
+    for call, message in (
+        (lambda: captioner.decode(regions, 5), "selection is a rule's name, not of type int"),
+        (lambda: captioner.caption(photos[0], selection=b"soft"), "a rule's name, not of type bytes"),
+        (lambda: draw_strip(None), "draw_strip takes a caption, not None"),
+        (lambda: draw_strip(caption, 5), "a photograph cannot be of type int: give a path"),
+        (lambda: images.read(None), "a photograph cannot be None: give a path"),
+    ):
+        with pytest.raises(UserError, match=message):
+            call()
+
+
+def test_photographs_that_have_a_path_are_opened_again_rather_than_kept(
+    captioner, photos, tmp_path, monkeypatch
+):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    photos[0].save("photo.png")
+    relative, absolute, bare = captioner.caption(["photo.png", tmp_path / "photo.png", photos[0]])
+    assert [type(photo) for photo in captioner.encode(["photo.png"]).photos] == [type(tmp_path)]
+    monkeypatch.chdir("elsewhere")
+    assert relative.source == relative.to_dict()["image"] == "photo.png"
+    expected = bare.save_overlay("bare.png").read_bytes()
+    for caption in (relative, absolute):
+        assert caption.photo == tmp_path / "photo.png"
+        assert caption.image.tobytes() == photos[0].tobytes()
+        assert caption.save_overlay("again.png").read_bytes() == expected
+    with pytest.raises(UserError, match=r"is the photograph, which would be replaced"):
+        relative.save_overlay("../photo.png")
+    (tmp_path / "photo.png").unlink()
+    with pytest.raises(UserError) as gone:
+        relative.save_overlay("gone.png")
+    where = f"no picture at {tmp_path / 'photo.png'}: check the path"
+    assert str(gone.value) == f"the photograph of {relative.text!r} cannot be opened again: {where}"
+    assert bare.image.size == photos[0].size
 
 
 @pytest.mark.parametrize(

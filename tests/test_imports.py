@@ -27,7 +27,7 @@ BOTTOM_ALONE = {
     "attention": {"errors", "bounds"},
     "errors": set(),
     "bounds": {"errors"},
-    "files": set(),
+    "files": {"errors"},
 }
 # The picture of a caption is a method of the caption, for the user's sake.
 DEFERRED_UPWARD = {("caption.py", "visualization")}

@@ -50,6 +50,17 @@ def check_writable(option: str, path: Path) -> None:
         raise UserError(f"{option} {path} is where standard output goes: give another file, or {option} -")
 
 
+def check_folder(option: str, path: Path) -> None:
+    """A folder that is there or can be made, where files can be written."""
+    place = path.resolve()
+    there = next(folder for folder in (place, *place.parents) if folder.exists())
+    try:
+        tempfile.TemporaryFile(dir=there).close()
+    except OSError as error:
+        reason = error.strerror
+        raise UserError(f"{option} {path} cannot be written ({reason}): give another folder") from None
+
+
 def is_standard_output(path: Path) -> bool:
     """Whether the shell sent standard output to this file, which would be lost when it is replaced."""
     try:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 from captioner.cli.arguments import (
     add_on_bad_image,
     check_at_least,
+    check_folder,
     check_json,
     check_spares,
     note,
@@ -154,10 +155,12 @@ def overlay_paths(photos: Sequence[Path], folder: Path) -> list[Path]:
     """A PNG in the folder for each photograph, named after it; `-2` and so on where names meet.
 
     Raises:
-        UserError: the folder is a file, or an overlay would replace one of the photographs.
+        UserError: the folder cannot be written, or an overlay would replace a photograph or what is no
+            overlay.
     """
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--overlay {folder} is a file: give a folder")
+    from captioner.visualization.overlay import is_drawn_here
+
+    check_folder("--overlay", folder)
     originals = {photo.resolve() for photo in photos}
     taken: set[str] = set()
     paths = []
@@ -170,6 +173,11 @@ def overlay_paths(photos: Sequence[Path], folder: Path) -> list[Path]:
         path = folder / f"{name}.png"
         if path.resolve() in originals:
             raise UserError(f"the overlay {path} would replace a photograph: give --overlay another folder")
+        if path.exists() and not (path.is_file() and is_drawn_here(path)):
+            raise UserError(
+                f"the overlay {path} would replace what captioner has not drawn: move it, or give --overlay "
+                "another folder"
+            )
         paths.append(path)
     return paths
 

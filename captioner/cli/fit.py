@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from captioner.bounds import Bounds, check_all
+from captioner.cli.arguments import check_folder
 from captioner.errors import UserError
 
 SUMMARY = "train soft or hard attention on a prepared data set"
@@ -39,6 +40,8 @@ def run(arguments: Sequence[str]) -> int:
     from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+    from captioner.cli.remarks import without_remarks
+    from captioner.cli.settings import check_recipes, explain
     from captioner.data.datamodule import CaptionDataModule
     from captioner.training.callbacks import (
         GradientVariance,
@@ -49,8 +52,15 @@ def run(arguments: Sequence[str]) -> int:
     )
     from captioner.training.module import CaptioningModule
 
+    check_recipes(arguments)
+
     class FitCLI(LightningCLI):
+        @staticmethod
+        def subcommands() -> dict[str, set[str]]:
+            return {"fit": LightningCLI.subcommands()["fit"]}
+
         def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+            self.settings = parser
             parser.link_arguments("data.prepared", "model.prepared")
             parser.add_lightning_class_args(SaveBest, "save_best")
             parser.add_lightning_class_args(RandomState, "random_state")
@@ -79,7 +89,9 @@ def run(arguments: Sequence[str]) -> int:
             try:
                 super().parse_arguments(parser, args)
             except UnicodeDecodeError as error:
-                raise UserError(f"--config is not a YAML file ({error}): give another") from None
+                raise UserError(f"a file of settings is not YAML ({error}): give another") from None
+            except ArgumentError as error:
+                raise UserError(explain(str(error), self.settings.get_defaults().keys())) from None
             check_settings(self.config["fit"].as_dict())
 
         def _parse_ckpt_path(self) -> None:
@@ -103,13 +115,7 @@ def run(arguments: Sequence[str]) -> int:
             except (ValueError, TypeError) as error:  # of settings alone: nothing has run yet
                 raise UserError(f"the trainer cannot be set up: {error}") from None
 
-    with warnings.catch_warnings():
-        # A frozen encoder stays in evaluation mode, and batches come ready from the feature store.
-        warnings.filterwarnings("ignore", "Found .* in eval mode")
-        warnings.filterwarnings("ignore", ".*does not have many workers")
-        warnings.filterwarnings("ignore", "LightningCLI's args parameter")
-        warnings.filterwarnings("ignore", "Checkpoint directory .* exists")
-        warnings.filterwarnings("ignore", ".*LeafSpec.* is deprecated")
+    with without_remarks():
         try:
             FitCLI(
                 CaptioningModule,
@@ -119,8 +125,6 @@ def run(arguments: Sequence[str]) -> int:
                 parser_kwargs={"exit_on_error": False, "fit": {"exit_on_error": False}},
                 args=["fit", *arguments],
             )
-        except ArgumentError as error:
-            raise UserError(f"{error} (`captioner fit --help` says more)") from None
         except MisconfigurationException as error:
             raise UserError(f"the trainer cannot do this: {error}") from None
         except SystemExit as end:
@@ -173,6 +177,7 @@ def check_trainer(settings: Mapping[str, Any]) -> None:
             f"trainer.default_root_dir {settings['default_root_dir']} is an address: "
             "give a folder on this machine"
         )
+    check_folder("trainer.default_root_dir:", Path(settings["default_root_dir"] or ".", "model"))
     for name, instead in INSTEAD.items():
         if settings[name]:
             raise UserError(f"trainer.{name} has no effect here: set {instead}")

@@ -73,6 +73,7 @@ def rows_and_columns(text: str) -> tuple[int, int]:
 
 def run(args: argparse.Namespace) -> int:
     check_at_least(args, min_count=1, batch_size=1, workers=0)
+    check_source(args)
 
     from captioner.data.prepared import prepare, refuse_others
 
@@ -101,14 +102,24 @@ def run(args: argparse.Namespace) -> int:
     return report_bad(prepared.features().bad, args.on_bad_image, len(captions.images))
 
 
+def check_source(args: argparse.Namespace) -> None:
+    """Captions come with the folder of their photographs, shapes without."""
+    if args.source == "shapes":
+        if args.images is not None:
+            raise UserError("--images does not go with shapes, which are drawn anew: leave it out")
+        return
+    if not Path(args.source).exists():
+        raise UserError(f"no captions file at {args.source}: check the path, or give `shapes`")
+    if args.images is None:
+        raise UserError("--images is missing: give the folder that the captions' file names are relative to")
+
+
 def read_source(args: argparse.Namespace) -> tuple[CaptionSet, Path]:
     """The captions and the folder of the photographs; shapes are drawn into the output folder."""
     if args.source == "shapes":
         from captioner.data.prepared import unprepare
         from captioner.data.shapes import write_shapes
 
-        if args.images is not None:
-            raise UserError("--images does not go with shapes, which are drawn anew: leave it out")
         unprepare(args.out)
         return write_shapes(args.out, seed=args.seed), args.out / "images"
     from captioner.data.captions import read_captions
@@ -116,8 +127,6 @@ def read_source(args: argparse.Namespace) -> tuple[CaptionSet, Path]:
 
     if Path(args.source).resolve() in [part.resolve() for part in parts(args.out)]:
         raise UserError(f"{args.source} would be replaced by what is written: choose another --out")
-    if args.images is None:
-        raise UserError("--images is missing: give the folder that the captions' file names are relative to")
     return read_captions(args.source), args.images
 
 

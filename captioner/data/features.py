@@ -310,16 +310,20 @@ def amount(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
-def stale(root: Path, found: dict[str, Any], wanted: dict[str, Any]) -> UserError:
+def differences(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """What alone differs between two keys (see `store_key`) or other settings, with both values."""
     found, wanted = (key | key.get("preprocess", {}) | {"preprocess": None} for key in (found, wanted))
-    differing = ", ".join(
+    return ", ".join(
         f"{name} {found.get(name)!r} instead of {wanted.get(name)!r}"
         for name in wanted | found
         if found.get(name) != wanted.get(name)
     )
+
+
+def stale(root: Path, found: dict[str, Any], wanted: dict[str, Any]) -> UserError:
     return UserError(
-        f"the feature store {root} was made with {differing}: run `captioner prepare` again, "
-        "or use the model that it was made for"
+        f"the feature store {root} was made with {differences(found, wanted)}: "
+        "run `captioner prepare` again, or use the model that it was made for"
     )
 
 

@@ -19,7 +19,7 @@ import torch
 from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 
-from captioner.errors import UserError, printable
+from captioner.errors import UserError, kind_of, printable
 from captioner.geometry import Box, Geometry
 
 Resize: TypeAlias = Literal["squash", "crop", "pad"]
@@ -72,6 +72,7 @@ def read(source: Source, max_pixels: int = 100_000_000) -> Image.Image:
     Raises:
         UserError: it cannot be read, or is too large; the message names the file.
     """
+    refuse_others(source)
     name = describe(source)
     try:
         with warnings.catch_warnings():
@@ -111,6 +112,14 @@ def raster_formats() -> list[str]:
     """Those of `RASTER` that this Pillow knows."""
     Image.init()
     return [name for name in RASTER if name in Image.OPEN]
+
+
+def refuse_others(source: object) -> None:
+    if not isinstance(source, str | Path | bytes | Image.Image) and not hasattr(source, "read"):
+        raise UserError(
+            f"a photograph cannot be {kind_of(source)}: give a path, bytes, an open file, a PIL image "
+            "(PIL.Image.fromarray makes one of an array), a tensor (3, H, W), or a list of these"
+        )
 
 
 def refuse_address(source: object) -> None:

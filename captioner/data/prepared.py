@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from captioner.data.captions import CaptionSet, read_captions, wrote
-from captioner.data.features import INDEX, ROWS, FeatureStore, OnBadImage, unfinished, write_features
+from captioner.data.features import INDEX, ROWS, FeatureStore, OnBadImage, write_features
 from captioner.data.images import Preprocess
 from captioner.errors import UserError
-from captioner.files import read_json, write_json
+from captioner.files import path_of, read_json, write_json
 from captioner.model.encoder import Encoder
 from captioner.text.tokenizer import tokenize
 from captioner.text.vocabulary import Vocabulary
@@ -56,7 +56,7 @@ class Prepared:
         Raises:
             UserError: there is none, or it cannot be read.
         """
-        root = Path(root)
+        root = path_of(root, "a prepared data set is a folder")
         try:
             settings = read_json(root / SETTINGS)
             encoder = dict(settings["encoder"])
@@ -123,13 +123,13 @@ def unprepare(root: Path) -> None:
 def refuse_others(root: Path) -> None:
     """Files of a prepared folder's names that no run of this program has left are somebody's own.
 
-    A run that was killed may have left any of its files; the captions that it wrote can be told.
+    A whole set has its settings. A run that was killed has left captions before a vocabulary, and they can
+    be told.
 
     Raises:
         UserError: there are some.
     """
-    ours = (root / SETTINGS, root / FEATURES / INDEX, unfinished(root / FEATURES))
-    if any(sign.exists() for sign in ours) or wrote(root / CAPTIONS):
+    if (root / SETTINGS).exists() or wrote(root / CAPTIONS):
         return
     for part in parts(root):
         if part.exists():

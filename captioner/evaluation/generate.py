@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,7 @@ class RegionSource:
 
     def __getitem__(self, names: Sequence[str]) -> Regions:
         if self.store is None:
-            regions = self.captioner.encode([self.prepared.images / name for name in names])
-            return replace(regions, images=[])  # captions keep theirs, and a split has thousands
+            return self.captioner.encode([self.prepared.images / name for name in names])
         features = self.store.batch(names).to(self.captioner.device)
         return Regions(features, self.store.grid, sources=list(names))
 

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -42,8 +43,13 @@ class JavaError(RuntimeError):
 
 def java_missing() -> str | None:
     """Why Java cannot be used here, None if it can."""
-    if shutil.which("java") is None:
-        return "Java is not installed: there is no `java` on the PATH"
+    program = shutil.which("java")
+    return "Java is not installed: there is no `java` on the PATH" if program is None else fault_of(program)
+
+
+@cache
+def fault_of(program: str) -> str | None:
+    """Why this `java` does not work; asked once, as one that hangs is waited for."""
     try:
         run_java(["-version"], seconds=60)
     except JavaError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -21,8 +22,9 @@ class Regions:
         features: (B, L, D), L = rows x cols, row-major.
         grid: rows and columns of the encoder's grid.
         geometries: how cells map back to each photograph; empty where only features are known.
-        images: the upright photographs; empty where only features are known.
-        sources: where each photograph came from; empty where only features are known.
+        photos: each upright photograph, or its absolute path, to be read again; empty where only features are
+            known.
+        sources: each photograph's path as it was given; empty where only features are known.
         mask: (B, L) True for the regions that may be looked at; None for all.
         seeds: a number of each photograph's own, for random selection; empty to take it from the features.
     """
@@ -30,7 +32,7 @@ class Regions:
     features: Tensor
     grid: tuple[int, int]
     geometries: list[Geometry] = field(default_factory=list)
-    images: list[Image.Image] = field(default_factory=list)
+    photos: list[Image.Image | Path] = field(default_factory=list)
     sources: list[str | None] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
     mask: Tensor | None = None

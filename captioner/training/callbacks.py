@@ -10,10 +10,12 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from captioner.bounds import Bounds
 from captioner.errors import UserError
+from captioner.files import replacing
 from captioner.training.module import CaptioningModule
 
 EVERY = Bounds(0, whole=True)
@@ -85,11 +87,30 @@ class SaveBest(Callback):
         self.best = state_dict["best"]
 
 
+class WholeFiles(TorchCheckpointIO):
+    """Lightning's own brings a checkpoint from the temporary folder, which may be another disk.
+
+    A run that is killed while it is copied from there would have neither the old one nor the new.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
+    ) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as partial:
+            torch.save(checkpoint, partial)
+
+
 class WholeEpochs(ModelCheckpoint):
     """Lightning's checkpoints, but none of an epoch that `trainer.max_time` or `max_steps` cut off.
 
     A run that went on from one would leave out the rest of that epoch.
     """
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # not one that was asked for
+            trainer.strategy.checkpoint_io = WholeFiles()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:

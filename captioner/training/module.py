@@ -25,11 +25,12 @@ from captioner.attention.selection import Argmax, Counted, Sample, SelectionRule
 from captioner.bounds import Bounds, check_all
 from captioner.captioner import DECODING, Captioner
 from captioner.data.datamodule import Batch, CaptionDataModule, unpad
-from captioner.data.features import store_key
+from captioner.data.features import differences, store_key
 from captioner.data.prepared import Prepared
 from captioner.decoding.sampling import Draws, sample_captions
 from captioner.errors import UserError
 from captioner.evaluation.metrics import score
+from captioner.geometry import Grid
 from captioner.model.decoder import Decoder, Memory
 from captioner.model.encoder import Encoder
 from captioner.model.regions import Regions
@@ -176,12 +177,15 @@ class CaptioningModule(L.LightningModule):
             0.0 if self_critical else dropout,
         )
         self.rule = training_rule(attention)
+        rule = validate_with or without_chance(self.rule).name
+        for setting, name in (("attention", self.rule.name), ("validate_with", rule)):
+            check_rule(f"model.{setting}", name, self.grid)
         self.captioner = Captioner(
             encoder,
             decoder,
             data.vocabulary,
             data.preprocess,
-            selection=validate_with or without_chance(self.rule).name,
+            selection=rule,
             trained_with=self.rule.name,
         )
         if start is not None:
@@ -337,6 +341,13 @@ class CaptioningModule(L.LightningModule):
                 )
             if self.trainer.world_size > 1:
                 raise UserError("model.finetune_from works in one process: set trainer.devices to 1")
+            first, epochs = self.settings.finetune_from, self.trainer.max_epochs
+            endless = epochs in (None, -1) or self.trainer.fast_dev_run  # type: ignore[attr-defined]
+            if not endless and first >= epochs:
+                raise UserError(
+                    f"model.finetune_from {first} is after the last of {epochs} epochs, counted from 0: "
+                    "set it lower, or null to keep the encoder frozen"
+                )
         if self.trainer.world_size > 1:  # or all processes would draw the same regions
             torch.manual_seed(torch.initial_seed() + self.trainer.global_rank)
 
@@ -458,7 +469,7 @@ def copy_decoder(model: str | Path, captioner: Captioner) -> None:
     """Start from another model's decoder; the grid may be another, as a decoder reads regions of any number.
 
     Raises:
-        UserError: it has another vocabulary, encoder or preprocessing, or other sizes.
+        UserError: it has another vocabulary, encoder or preprocessing, or other sizes; what differs is named.
     """
     other = Captioner.load(model, device="cpu")
     if other.vocabulary != captioner.vocabulary:
@@ -466,12 +477,17 @@ def copy_decoder(model: str | Path, captioner: Captioner) -> None:
             f"model.start {model} has another vocabulary ({len(other.vocabulary)} words, this data set has "
             f"{len(captioner.vocabulary)}): both must come from the same `captioner prepare`"
         )
-    for name, theirs, mine in (
-        ("sizes", other.decoder.architecture, captioner.decoder.architecture),
-        ("features", *(features_of_any_grid(model) for model in (other, captioner))),
-    ):
-        if theirs != mine:
-            raise UserError(f"model.start {model} has {name} {theirs}, this model {mine}: they must agree")
+    theirs, mine = (features_of_any_grid(model) for model in (other, captioner))
+    if theirs != mine:
+        raise UserError(
+            f"model.start {model} reads features with {differences(theirs, mine)}: "
+            "run `captioner prepare` with what it was trained with"
+        )
+    theirs, mine = other.decoder.architecture, captioner.decoder.architecture
+    if theirs != mine:
+        settings = ", ".join(f"model.{name} {theirs[name]}" for name in mine if theirs[name] != mine[name])
+        how = settings.replace("None", "null")
+        raise UserError(f"model.start {model} has {differences(theirs, mine)}: set {how}")
     captioner.decoder.load_state_dict(other.decoder.state_dict())
     captioner.decoder.gist = other.decoder.gist
 
@@ -479,6 +495,20 @@ def copy_decoder(model: str | Path, captioner: Captioner) -> None:
 def features_of_any_grid(captioner: Captioner) -> dict[str, Any]:
     key = store_key(captioner.encoder, captioner.preprocess)
     return {name: value for name, value in key.items() if name != "grid"}
+
+
+def check_rule(setting: str, name: str, grid: Grid) -> None:
+    """Refuse a rule that selects more regions than the grid has, before the first validation does.
+
+    Raises:
+        UserError: it does.
+    """
+    rule, regions = selection_rule(name), grid[0] * grid[1]
+    scores, draws = torch.zeros(1, 1, regions), torch.zeros(1, 1, rule.draws)
+    try:
+        rule(scores, scores.mT, draws)
+    except UserError as error:
+        raise UserError(f"{setting} {name}: {error}") from None
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:

@@ -15,16 +15,19 @@ import matplotlib
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
 
+from captioner.bounds import Bounds
 from captioner.caption import Caption
 from captioner.data import images
-from captioner.errors import UserError
-from captioner.files import replacing
+from captioner.errors import UserError, kind_of
+from captioner.files import path_of, replacing
 from captioner.geometry import Box, Geometry
 
 Floats = NDArray[np.float32]
 
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
+SOFTWARE = ("Software", "captioner")  # the text in a PNG that tells it from other people's
 
 # Lengths in pixels of the strip. Every photograph gets the same area whatever its shape, unless it
 # is so long that PANEL_SIDE bounds it; NARROWEST leaves room for a word beneath a very tall one, and
@@ -51,12 +54,14 @@ def draw_strip(caption: Caption, image: Image.Image | None = None, columns: int 
 
     Args:
         caption: what to draw.
-        image: the photograph, at any scale; by default the one that the caption carries.
+        image: the photograph, at any scale; by default the caption's own.
         columns: panels in a row; by default as many as give the strip a pleasant shape.
 
     Raises:
         UserError: no photograph, another photograph than the caption's, or fewer than one column.
     """
+    if not isinstance(caption, Caption):
+        raise UserError(f"draw_strip takes a caption, not {kind_of(caption)}: give one that a model made")
     photo, geometry = _photograph(caption, image)
     layout = Layout.of(caption, geometry, columns)
     photo = photo.resize(layout.panel, Image.Resampling.LANCZOS, reducing_gap=3.0)
@@ -80,20 +85,30 @@ def draw_strip(caption: Caption, image: Image.Image | None = None, columns: int 
 def save_picture(image: Image.Image, path: str | Path) -> Path:
     """Write the picture in the format of its suffix, whole or not at all; folders are made.
 
+    A file that is there already is replaced. A PNG is marked, see `is_drawn_here`.
+
     Raises:
         UserError: a suffix of no known format, or a place that cannot be written.
     """
-    path = Path(path)
+    path = path_of(path, "a picture is written to a path")
     if path.suffix.lower() not in FORMATS:
         raise UserError(f"unknown picture format {path.suffix!r}; {path}; use one of {', '.join(FORMATS)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        mark = PngInfo()
+        mark.add_text(*SOFTWARE)
         with replacing(path) as partial:
-            image.save(partial, FORMATS[path.suffix.lower()])
+            image.save(partial, FORMATS[path.suffix.lower()], pnginfo=mark)  # other formats leave it out
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"cannot write a picture ({reason}); {path}; choose another place") from error
     return path
+
+
+def is_drawn_here(path: Path) -> bool:
+    """Whether a file is a PNG that `save_picture` wrote, by the mark near its beginning."""
+    with path.open("rb") as file:
+        return b"tEXt" + "\0".join(SOFTWARE).encode() in file.read(256)
 
 
 @dataclass(frozen=True)
@@ -115,8 +130,8 @@ class Layout:
     @classmethod
     def of(cls, caption: Caption, geometry: Geometry, columns: int | None = None) -> Layout:
         """Lay out the strip of a caption of a photograph of this geometry."""
-        if columns is not None and columns < 1:
-            raise UserError(f"{columns} columns; overlay; ask for one or more")
+        if columns is not None:
+            Bounds(1, whole=True).check("columns", columns)
         count = len(caption.words) + 1
         panel = _panel_size(geometry.width, geometry.height)
         columns = min(columns, count) if columns else _pleasant_columns(count, panel)

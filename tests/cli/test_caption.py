@@ -132,7 +132,8 @@ def test_bad_photographs_are_left_out(policy, code, batch_size, model, pictures,
         (("{photo}", "--json", "{model}/config.json"), "would replace a file that is read"),
         (("{photo}", "--json", "o/beach.png", "--overlay", "o"), "o/beach.png"),
         (("https://example.org/a.jpg",), "https://example.org/a.jpg is an address"),
-        (("{photo}", "--overlay", "{photo}"), "is a file"),
+        (("{photo}", "--overlay", "{photo}"), "--overlay {photo} cannot be written (Not a directory)"),
+        (("{photo}", "--overlay", "{photo}/a/b"), "{photo}/a/b cannot be written (Not a directory)"),
         (("{photo}", "--overlay", "{folder}"), "would replace a photograph"),
     ],
 )
@@ -144,6 +145,25 @@ def test_bad_input(asked, says, refused, model, pictures):
         asked += ["--model", str(model)]
     assert says.format(**values) in refused("caption", *asked)
     assert pictures[0].read_bytes() == before
+
+
+def test_overlays_replace_overlays_alone(refused, model, pictures, tmp_path):
+    out = tmp_path / "out"
+    arguments = ["caption", str(pictures[0]), str(pictures[4]), "--model", str(model), "--overlay", str(out)]
+    assert main(arguments) == 0
+    before = (out / "beach.png").read_bytes()
+    assert main([*arguments, "--selection", "soft"]) == 0
+    assert (out / "beach.png").read_bytes() != before
+    (out / "beach.png").write_bytes(before)
+    for own in (pictures[1].read_bytes(), b"", None):
+        (out / "zebra.png").unlink()
+        if own is None:
+            os.mkfifo(out / "zebra.png")
+        else:
+            (out / "zebra.png").write_bytes(own)
+        complaint = refused(*arguments, "--selection", "soft")
+        assert complaint.startswith(f"the overlay {out / 'zebra.png'} would replace what captioner has not")
+        assert (out / "beach.png").read_bytes() == before
 
 
 def test_the_list_of_photographs_is_not_replaced(refused, model, pictures, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 import safetensors.torch
 import torch
 import yaml
+from lightning.pytorch.callbacks import Timer
 
 from captioner.captioner import Captioner
 from captioner.cli import main
@@ -50,6 +51,7 @@ def config(prepared, tmp_path):
 def test_fit_leaves_a_model_logs_and_a_checkpoint_to_resume_from(process, config, tmp_path, prepared):
     done = process("fit", "--config", config)
     assert done.returncode == 0, done.stderr
+    assert "Tip" not in done.stderr + done.stdout
     run = tmp_path / "run"
     model = Captioner.load(run / "model")
     assert model.trained_with == "sample" and model.vocabulary == prepared.vocabulary
@@ -119,6 +121,7 @@ def test_fit_leaves_a_model_logs_and_a_checkpoint_to_resume_from(process, config
         (("--trainer.enable_checkpointing", "false"), "trainer.enable_checkpointing cannot be false"),
         (("--trainer.gradient_clip_val", "1"), "set model.gradient_norm"),
         (("--trainer.default_root_dir", "s3://a/b"), "s3://a/b is an address: give a folder"),
+        (("--trainer.default_root_dir", "{config}"), "{config}/model cannot be written (Not a directory)"),
         (("--trainer.devices", "0"), "`Trainer(devices='0')` value is not a valid"),
         (("--trainer.strategy", "foo"), "invalid strategy name: `strategy='foo'`"),
         (("--early_stopping.monitor", "val/foo"), "early_stopping.monitor 'val/foo' is not logged"),
@@ -132,7 +135,39 @@ def test_fit_leaves_a_model_logs_and_a_checkpoint_to_resume_from(process, config
     ],
 )
 def test_bad_settings_are_one_line(refused, config, arguments, message):
-    assert message in refused("fit", "--config", config, *arguments)
+    arguments = [argument.format(config=config) for argument in arguments]
+    assert message.format(config=config) in refused("fit", "--config", config, *arguments)
+
+
+def test_a_file_in_the_models_place_is_found_before_the_training(refused, config, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "model").touch()
+    complaint = refused("fit", "--config", config)
+    assert f"trainer.default_root_dir: {tmp_path / 'run' / 'model'} cannot be written" in complaint
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["model"]
+
+
+def test_a_checkpoint_that_is_not_yet_whole_does_not_take_the_last_ones_place(config, tmp_path, monkeypatch):
+    """What is written lies beside it, on the same disk: a rename is all that is left to do."""
+    last, seen, save = tmp_path / "run" / "last.ckpt", [], torch.save
+
+    def watched(checkpoint, file):
+        seen.append(last.read_bytes() if last.exists() else None)
+        save(checkpoint, file)
+        assert file.parent == last.parent and file != last
+        if len(seen) == 2:
+            file.write_bytes(b"half")
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", watched)
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        assert main(["fit", "--config", str(config)]) == 130
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert seen[0] is None and seen[1] == last.read_bytes()
+    assert torch.load(last, weights_only=True)["epoch"] == 0
+    assert not list(last.parent.glob(".*.ckpt"))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +189,48 @@ def test_a_file_that_is_no_checkpoint_is_refused_before_anything_is_written(
 
 def test_a_configuration_of_bytes_is_one_line(refused, tmp_path):
     (tmp_path / "bytes.yaml").write_bytes(bytes(range(256)))
-    assert "--config is not a YAML file" in refused("fit", "--config", tmp_path / "bytes.yaml")
+    for option in ("--config", "--model"):
+        assert "YAML" in refused("fit", "--data.prepared", "x", option, tmp_path / "bytes.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model:\n  hidden_size: [1\ndata:\n", "{path}, line 3, is not YAML (expected ',' or ']'"),
+        ("- 1\n- 2\n", "{path} holds no settings"),
+        ("", "{path} holds no settings"),
+        ("a: \x07", "{path} is not YAML (unacceptable character"),
+        ("model: 3", "{path}: model is not 3, but a section of settings"),
+        ("data: [x]", "{path}: data is not ['x'], but a section"),
+        ("model: {hiden_size: 3}", "unknown setting model.hiden_size: did you mean model.hidden_size?"),
+        ("model: {hidden_size: [3]}", "model.hidden_size must be a whole number, not [3]"),
+        ("model: {feature_size: big}", "model.feature_size must be a whole number or null, not big"),
+        ("model: {attention: medium}", "model.attention must be one of 'soft', 'hard', not medium"),
+        ("data: {prepared: 5}", "data.prepared must be text, not 5"),
+    ],
+)
+def test_what_is_wrong_with_a_recipe_is_one_line(refused, tmp_path, text, message):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    asked = () if text.startswith("data") else ("--data.prepared", "x")
+    complaint = refused("fit", *asked, "--config", path)
+    assert complaint.startswith(message.format(path=path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "data.prepared is missing: give a recipe with --config configs/X.yaml, or --data.prepared"),
+        (("--model.hiden_size", "3"), "unknown setting model.hiden_size: did you mean model.hidden_size?"),
+        (("--model.hiden_size=3",), "unknown setting model.hiden_size: did you mean model.hidden_size?"),
+        (("--gist", "0.5"), "unknown setting gist: did you mean model.gist?"),
+        (("--zzyzx", "3"), "unknown setting zzyzx (`captioner fit --help` lists all)"),
+        (("--model.hidden_size", "null"), "model.hidden_size must be a whole number, not None"),
+    ],
+)
+def test_missing_and_misspelt_settings_are_named(refused, arguments, message):
+    prepared = ("--data.prepared", "x") if arguments else ()
+    assert refused("fit", *prepared, *arguments).startswith(message)
 
 
 def test_an_interrupted_run_says_so(config, monkeypatch, capsys):
@@ -203,6 +279,29 @@ def test_a_run_that_is_cut_off_keeps_the_checkpoint_of_its_last_whole_epoch(proc
         resumed = process("fit", "--config", config, *whole, "--ckpt_path", run / f"step={step}.ckpt")
         assert ("was written within an epoch" in resumed.stderr) == refused, resumed.stderr
         assert resumed.returncode == (2 if refused else 0)
+
+
+def test_a_run_that_its_time_ended_goes_on_as_if_it_had_not(config, tmp_path, monkeypatch):
+    """Two batches an epoch, an hour a batch: the time is over within the second epoch of three."""
+    asked = ["fit", "--config", str(config), "--trainer.max_epochs", "3", "--model.dropout", "0.5"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    hours = []
+    train = CaptioningModule.training_step
+    torch.set_num_threads(1)
+    assert main([*asked, "--trainer.default_root_dir", str(whole)]) == 0
+    asked += ["--trainer.default_root_dir", str(cut)]
+    with monkeypatch.context() as slow:
+        slow.setattr(CaptioningModule, "training_step", lambda *a: hours.append(1) or train(*a))
+        slow.setattr(Timer, "time_elapsed", lambda *_: 3600.0 * len(hours))
+        assert main([*asked, "--trainer.max_time", "00:02:30:00"]) == 0
+    assert len(hours) == 3
+    assert torch.load(cut / "last.ckpt", weights_only=True)["global_step"] == 2
+    assert main([*asked, "--ckpt_path", str(cut / "last.ckpt")]) == 0
+    torch.set_num_threads(2)
+    expected, found = (torch.load(run / "last.ckpt", weights_only=True) for run in (whole, cut))
+    assert expected["global_step"] == found["global_step"] == 6
+    for name, value in expected["state_dict"].items():
+        assert torch.equal(value, found["state_dict"][name]), name
 
 
 @pytest.mark.parametrize(

@@ -110,8 +110,9 @@ def test_missing_photographs_are_counted_before_the_work(refused, captions, tmp_
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("none.json", "--images", "{images}"), "none.json"),
-        (("{captions}",), "--images"),
+        (("none.json", "--images", "{images}"), "no captions file at none.json: check the path"),
+        (("none.json",), "no captions file at none.json: check the path"),
+        (("{captions}",), "--images is missing: give the folder"),
         (("{captions}", "--images", "{images}/none"), "{images}/none"),
         (("{captions}", "--images", "{images}", "--encoder", "resnet1"), "'resnet1'"),
         (("{captions}", "--images", "{images}", "--size", "224x"), "'224x'"),
@@ -144,6 +145,22 @@ def test_somebodys_own_files_are_not_replaced(refused, captions, pictures, tmp_p
         complaint = refused("prepare", *arguments, "--out", own.parent)
         assert f"{own} is not of a prepared data set" in complaint
         assert own.read_text() == "mine" and list(own.parent.iterdir()) == [own]
+
+
+@pytest.mark.parametrize("step", ["write_features", "Vocabulary.build", "fingerprint", "write_json"])
+def test_what_a_stopped_run_has_left_is_not_somebodys_own(captions, pictures, tmp_path, monkeypatch, step):
+    """Stopped while it encodes, after it has, and before and after its vocabulary is written."""
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    arguments = ("prepare", captions, "--images", pictures[0].parent, "--out", tmp_path / "ready", *SMALL)
+    for _ in ("a new folder", "one with an older set"):
+        with monkeypatch.context() as stopped:
+            stopped.setattr(f"captioner.data.prepared.{step}", stop)
+            assert main([*map(str, arguments)]) == 130
+        assert main([*map(str, arguments)]) == 0
+        captions.write_text(captions.read_text().replace("a dog", "a cat"))
 
 
 def test_pixel_scale_is_the_encoders_own():

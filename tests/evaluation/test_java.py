@@ -89,6 +89,18 @@ def test_a_java_that_does_not_work_is_missing(fake_java):
     assert java_missing() == ("the `java` on the PATH does not work: Unable to locate a Java Runtime.")
 
 
+def test_a_java_that_hangs_is_waited_for_once(fake_java, tmp_path, monkeypatch):
+    fake_java(f"echo asked >> {tmp_path}/asked; exec sleep 100")
+    run, waits = programs.run_java, []
+    monkeypatch.setattr(
+        programs, "run_java", lambda arguments, seconds: waits.append(seconds) or run(arguments, seconds=0.5)
+    )
+    scores = score({1: ["a dog"]}, {1: "a dog"}, "python", ["METEOR", "SPICE"])
+    hangs = "the `java` on the PATH does not work: no answer within 0.5 s"
+    assert scores.skipped == {"METEOR": hangs, "SPICE": hangs}
+    assert waits == [60] and (tmp_path / "asked").read_text() == "asked\n"
+
+
 def test_java_that_works_is_not_missing(fake_java):
     fake_java('case "$*" in *" -version") exit 0;; esac; exit 1')
     assert java_missing() is None

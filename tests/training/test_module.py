@@ -140,6 +140,36 @@ def test_scaled_gradients_are_clipped_as_what_they_are(prepared, tmp_path):
     assert norms[1] == pytest.approx(norms[0], rel=0.05)
 
 
+@pytest.mark.parametrize("rule", ["top:50", "sample:50", "hard-soft:50"])
+def test_validation_selects_no_more_regions_than_there_are(prepared, rule):
+    message = f"model.validate_with {rule}: 50 regions cannot be selected of 49: choose 1 to 49"
+    with pytest.raises(UserError, match=message):
+        CaptioningModule(str(prepared.root), validate_with=rule, **SMALL)
+    fitting = rule.replace("50", "49")
+    assert CaptioningModule(str(prepared.root), validate_with=fitting, **SMALL).captioner.selection == fitting
+
+
+@pytest.mark.parametrize(
+    ("trainer", "message"),
+    [
+        ({"max_epochs": 2}, "model.finetune_from 2 is after the last of 2 epochs, counted from 0"),
+        ({"max_epochs": 3}, None),
+        ({"max_epochs": -1, "max_steps": 1}, None),
+        ({"max_steps": 1}, None),
+        ({"max_epochs": 2, "fast_dev_run": True}, None),
+    ],
+)
+def test_fine_tuning_begins_within_the_run(prepared, tmp_path, trainer, message):
+    module = CaptioningModule(str(prepared.root), finetune_from=2, **SMALL)
+    data = CaptionDataModule(str(prepared.root), batch_size=5, photographs=True)
+    settings = {"default_root_dir": tmp_path, "accelerator": "cpu", "limit_train_batches": 1, "logger": False}
+    run = L.Trainer(**settings, enable_progress_bar=False, enable_checkpointing=False, **trainer)
+    if message is None:
+        return run.fit(module, data)
+    with pytest.raises(UserError, match=message):
+        run.fit(module, data)
+
+
 def test_self_critical_training_knows_no_dropout(prepared):
     module = CaptioningModule(str(prepared.root), self_critical=2, **SMALL | {"dropout": 0.5})
     assert module.captioner.decoder.dropout.p == 0.0
@@ -256,8 +286,16 @@ def test_training_from_a_models_words(prepared, tmp_path):
         assert again.captioner.decoder.gist == expected
     for key, value in soft.captioner.decoder.state_dict().items():
         torch.testing.assert_close(hard.captioner.decoder.state_dict()[key], value, atol=1e-3, rtol=1e-3)
-    with pytest.raises(UserError, match="must agree"):
-        CaptioningModule(str(prepared.root), "hard", start=start, **SMALL | {"hidden_size": 9})
+    for changes, message in (
+        ({"hidden_size": 9}, "has hidden_size 8 instead of 9: set model.hidden_size 8$"),
+        (
+            {"feature_size": None, "attention_size": 7},
+            "has feature_size 8 instead of None, attention_size 8 instead of 7: "
+            "set model.feature_size 8, model.attention_size 8$",
+        ),
+    ):
+        with pytest.raises(UserError, match=message):
+            CaptioningModule(str(prepared.root), "hard", start=start, **SMALL | changes)
 
     def other(preprocess, grid=None):
         root = tmp_path / f"{preprocess.resize}_{grid}"
@@ -266,7 +304,7 @@ def test_training_from_a_models_words(prepared, tmp_path):
         return CaptioningModule(str(data.root), "hard", start=start, **SMALL)
 
     assert other(Preprocess((112, 112)), (3, 4)).grid == (3, 4)
-    with pytest.raises(UserError, match="has features"):
+    with pytest.raises(UserError, match="reads features with resize 'squash' instead of 'pad': run `capt"):
         other(Preprocess((112, 112), "pad"))
 
 

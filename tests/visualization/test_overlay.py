@@ -15,7 +15,14 @@ from captioner.caption import Caption
 from captioner.data.images import Preprocess
 from captioner.errors import UserError
 from captioner.geometry import Geometry
-from captioner.visualization.overlay import OUTLINE, Layout, draw_strip, heat_map, save_picture
+from captioner.visualization.overlay import (
+    OUTLINE,
+    Layout,
+    draw_strip,
+    heat_map,
+    is_drawn_here,
+    save_picture,
+)
 
 GRID = (5, 7)
 SIZES = {"landscape": (640, 400), "portrait": (300, 480), "panorama": (900, 200)}
@@ -25,6 +32,13 @@ BRIGHT = ImageColor.getrgb(OUTLINE[-1])
 def geometry_of(size: tuple[int, int], resize: str) -> Geometry:
     """How a square encoder input shows a photograph of this width and height."""
     return Geometry(*size, Preprocess(resize=resize).view(*size))
+
+
+def cell_at(x: float, y: float, geometry: Geometry) -> int:
+    """The cell whose box holds a pixel of the photograph."""
+    boxes = (geometry.cell_box(cell, GRID) for cell in range(GRID[0] * GRID[1]))
+    (found,) = (cell for cell, (x1, y1, x2, y2) in enumerate(boxes) if x1 <= x < x2 and y1 <= y < y2)
+    return found
 
 
 def photograph(size: tuple[int, int], seed: int = 0) -> Image.Image:
@@ -56,7 +70,7 @@ def caption_of(
         selected=None if selected is None else torch.tensor(selected),
         gate=torch.full((len(words),), 0.5),
         geometry=geometry,
-        image=image,
+        photo=image,
     )
 
 
@@ -134,7 +148,7 @@ def test_every_cells_heat_peaks_in_that_cell(size, resize):
         # One pixel of the map to each of the photograph.
         heat = heat_map(weights, geometry, size)
         peak_y, peak_x = np.unravel_index(np.nanargmax(heat), heat.shape)
-        assert geometry.cell_at(peak_x + 0.5, peak_y + 0.5, GRID) == cell
+        assert cell_at(peak_x + 0.5, peak_y + 0.5, geometry) == cell
         assert heat[peak_y, peak_x] == pytest.approx(1, abs=0.01)
         shown += 1
     assert shown >= GRID[1]
@@ -157,7 +171,7 @@ def test_heat_lands_on_what_the_encoder_saw(size, resize):
     assert (heat * xs).sum() / heat.sum() == pytest.approx(x, abs=0.5 * (x2 - x1) / 7)
     assert (heat * ys).sum() / heat.sum() == pytest.approx(y, abs=0.5 * (y2 - y1) / 5)
     peak_y, peak_x = np.unravel_index(heat.argmax(), heat.shape)
-    assert geometry.cell_at(peak_x + 0.5, peak_y + 0.5, GRID) == geometry.cell_at(x, y, GRID)
+    assert cell_at(peak_x + 0.5, peak_y + 0.5, geometry) == cell_at(x, y, geometry)
 
 
 def test_heat_between_two_cells_is_smooth_and_exact_at_their_centres():
@@ -504,8 +518,9 @@ def test_another_photograph_is_refused():
 
 def test_no_columns_is_refused():
     image = photograph((32, 24))
-    with pytest.raises(UserError, match="0 columns"):
-        draw_strip(caption_of(["a"], image, [0]), columns=0)
+    for columns in (0, "2", 1.5):
+        with pytest.raises(UserError, match=f"columns must be at least 1.*, not {columns!r}"):
+            draw_strip(caption_of(["a"], image, [0]), columns=columns)
 
 
 @pytest.mark.parametrize(
@@ -518,6 +533,9 @@ def test_picture_is_saved_in_the_format_of_its_suffix(tmp_path, name, format):
     with Image.open(path) as saved:
         assert (saved.format, saved.size) == (format, (40, 30))
     assert [entry.name for entry in path.parent.iterdir()] == [name]
+    assert is_drawn_here(path) == (format == "PNG")
+    photograph((40, 30)).save(path)
+    assert not is_drawn_here(path)
 
 
 @pytest.mark.parametrize("name", ["overlay.bmpx", "overlay"])
@@ -541,7 +559,7 @@ def test_a_full_disk_leaves_the_old_picture(tmp_path, monkeypatch):
     path = save_picture(photograph((4, 3)), tmp_path / "a.png")
     old = path.read_bytes()
 
-    def save(self, target, format):
+    def save(self, target, format, **_):
         Path(target).write_bytes(b"half a pict")
         raise OSError(28, "No space left on device")
 
@@ -558,7 +576,7 @@ import sys, torch
 from PIL import Image
 from captioner.caption import Caption
 caption = Caption("a dog", ["a", "dog"], -2.0, torch.tensor([-1.0, -1.0]), "soft", (2, 2),
-                  torch.full((2, 4), 0.25), None, torch.ones(2), image=Image.new("RGB", (40, 30)))
+                  torch.full((2, 4), 0.25), None, torch.ones(2), photo=Image.new("RGB", (40, 30)))
 caption.save_overlay("out.png")
 assert "matplotlib.pyplot" not in sys.modules and "matplotlib.font_manager" not in sys.modules
 """
