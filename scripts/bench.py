@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from captioner.attention.estimators import ExpectationMixing
+from captioner.attention.scoring import region_places
 from captioner.attention.selection import Argmax, Sample, SelectionRule, Soft
 from captioner.cli.memory import keep_freed_memory
 from captioner.model.decoder import Decoder
@@ -73,6 +74,9 @@ def speed() -> int:
     steps = {name: partial(train_step, rule) for name, rule in rules.items()}
     print(f"training step, 160 captions of 12 words, {torch.get_num_threads()} threads")
     report(interleaved(steps, 8))
+    names = ("additive", "general", "concat", "scaled-dot", "multi-head:8", "local:0.3")
+    print("the same by scoring function, soft")
+    report(interleaved({name: partial(train_step, Soft(), name) for name in names}, 8))
     photo = str(ROOT / "captioner" / "assets" / "photos" / "dog.jpg")
     print("captioner caption dog.jpg, whole process")
     report(interleaved({"one photograph": lambda: run("caption", photo)}, 5))
@@ -102,17 +106,23 @@ def run_in(pool: ProcessPoolExecutor, work: Callable[[], None]) -> None:
 
 
 @cache
-def captions() -> tuple[Decoder, Tensor, Tensor, Tensor]:
-    """A decoder and a batch for it: features, words, lengths."""
+def captions() -> tuple[Tensor, Tensor, Tensor]:
+    """A batch: features, words, lengths."""
     torch.manual_seed(0)
     features, words = torch.randn(32, 49, 1280), torch.randint(4, 2542, (32, 5, 13))
-    return Decoder(2542, 1280), features, words, torch.full((32, 5), 12)
+    return features, words, torch.full((32, 5), 12)
 
 
-def train_step(rule: SelectionRule) -> None:
-    decoder, *batch = captions()
-    word_loss(decoder(*batch, rule), 0.1).mean().backward()
-    decoder.zero_grad()
+@cache
+def decoder(scoring: str) -> Decoder:
+    return Decoder(2542, 1280, scoring=scoring)
+
+
+def train_step(rule: SelectionRule, scoring: str = "additive") -> None:
+    features, words, lengths = captions()
+    memory = decoder(scoring).read(features, region_places(7, 7))
+    word_loss(decoder(scoring)(memory, words, lengths, rule), 0.1).mean().backward()
+    decoder(scoring).zero_grad()
 
 
 @cache

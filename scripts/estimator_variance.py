@@ -2,10 +2,10 @@
 
     python scripts/estimator_variance.py --model flickr8k-soft --data prepared/flickr8k
 
-About seven minutes on a CPU core. First on a small decoder, three regions and three words, whose 27
-selection paths are enumerated, so that all but the relaxations' figures are exact; then on a model of the shapes
-that this trains for a few epochs, and, where they are given, on a model and its prepared data. Figures are of
-the attention's parameters; the table goes to results/variance.md.
+About seven minutes on a CPU core. First on a small decoder, three regions and three words, whose 27 selection
+paths are enumerated, so that all but the relaxations' figures are exact; then on a model of the shapes, which
+is trained for a few epochs, and, where they are given, on a model and its prepared data. Figures are of the
+attention's parameters; the table goes to results/variance.md.
 """
 
 from __future__ import annotations
