@@ -55,20 +55,10 @@ def main() -> None:
     rows = []
     for name, settings in ESTIMATORS.items():
         folder = args.runs / name.replace(" ", "_").replace(",", "").replace(":", "_")
-        wall = folder / "wall.json"
-        if not wall.exists():
-            start = time.perf_counter()
+        if not (folder / "val.json").exists():
             train(args.data, folder, settings, plans[name]["epochs"])
-            wall.write_text(json.dumps((time.perf_counter() - start) / 60))
-        evaluate(args.data, folder, args.beam_size)
-        rows.append(
-            {
-                "estimator": name,
-                **plans[name],
-                "wall_minutes": json.loads(wall.read_text()),
-                **figures(folder),
-            }
-        )
+            evaluate(args.data, folder, args.beam_size)
+        rows.append({"estimator": name, **plans[name], **figures(folder)})
         print(json.dumps(rows[-1]), flush=True)
     how = {"data": args.data, "minutes": args.minutes, "beam_size": args.beam_size, "settings": COMMON}
     args.results.mkdir(exist_ok=True)
@@ -98,8 +88,9 @@ def plan(data: str, minutes: float, file: Path) -> dict[str, dict[str, Any]]:
     plans = {}
     for name, times in seconds.items():
         step = statistics.median(times)
-        plans[name] = {"step_seconds": step, "epochs": max(1, round(minutes * 60 / (steps * step)))}
-        print(f"{name}: {step:.3f} s a step, {plans[name]['epochs']} epochs of {steps}", flush=True)
+        epochs = max(1, round(minutes * 60 / (steps * step)))
+        plans[name] = {"step_seconds": step, "epochs": epochs, "minutes": epochs * steps * step / 60}
+        print(f"{name}: {step:.3f} s a step, {epochs} epochs of {steps}", flush=True)
     file.write_text(json.dumps(plans, indent=2))
     return plans
 
@@ -117,9 +108,8 @@ def train(data: str, folder: Path, settings: dict[str, Any], epochs: int) -> Non
 
 
 def evaluate(data: str, folder: Path, beam_size: int) -> None:
-    if not (folder / "val.json").exists():
-        places = ["--model", folder / "model", "--data", data, "--json", folder / "val.json"]
-        run("evaluate", *places, "--split", "val", "--beam-size", beam_size)
+    places = ["--model", folder / "model", "--data", data, "--json", folder / "val.json"]
+    run("evaluate", *places, "--split", "val", "--beam-size", beam_size)
 
 
 def run(*arguments: object) -> None:
@@ -155,7 +145,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in sorted(rows, key=lambda row: -row["CIDEr"]):
         ratio = row["gradient_variance"] / max(row["gradient_square"], 1e-12)
         scores = ["-" if row[name] is None else f"{100 * row[name]:.1f}" for name in SCORES]
-        numbers = [f"{row['step_seconds']:.2f}", row["epochs"], f"{row['wall_minutes']:.0f}"]
+        numbers = [f"{row['step_seconds']:.2f}", row["epochs"], f"{row['minutes']:.0f}"]
         spread = [f"{row['gradient_variance']:.2g}", f"{ratio:.2g}"]
         cells = [row["estimator"], row["rule"], *scores, *numbers, *spread]
         lines.append("| " + " | ".join(map(str, cells)) + " |")

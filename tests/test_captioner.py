@@ -368,3 +368,46 @@ def test_a_configuration_that_is_no_object_is_one_line(tmp_path, text):
 def test_no_photograph_is_refused():
     with pytest.raises(UserError, match="at least one"):
         Captioner.load("flickr8k-soft").encode([])
+
+
+@pytest.mark.parametrize("scoring", ["general", "concat", "scaled-dot", "multi-head:4", "local:0.3"])
+def test_a_model_of_any_scoring_function_is_saved_and_comes_back(photos, tmp_path, scoring):
+    torch.manual_seed(0)
+    vocabulary = Vocabulary([*Vocabulary.special, *WORDS])
+    decoder = Decoder(len(vocabulary), 706, 8, 8, 8, 8, scoring)
+    for weights in decoder.parameters():
+        torch.nn.init.normal_(weights, std=0.7)
+    with torch.no_grad():
+        decoder.output.bias[Vocabulary.end] -= 3
+    made = Captioner(Encoder("patches"), decoder, vocabulary, Preprocess((48, 64)), "sample:2")
+    loaded = Captioner.load(made.save(tmp_path / "model"), device="cpu")
+    assert loaded.decoder.scoring.name == scoring
+    expected, caption = made.caption(photos[0]), loaded.caption(photos[0])
+    assert same(caption, expected) and len(caption.words) > 1
+    heads = 4 if scoring == "multi-head:4" else 1
+    assert caption.selected.shape == (len(caption.words), 2 * heads)
+    assert caption.save_overlay(tmp_path / "strip.png").exists()
+    line = json.loads(json.dumps(caption.to_dict()))
+    if heads == 1:
+        assert caption.heads is None and line["heads"] is None
+    else:
+        assert caption.heads.shape == (len(caption.words), 4, 12)
+        torch.testing.assert_close(caption.heads.mean(1), caption.weights)
+        assert len(caption.heads.flatten(1).unique(dim=1).T) > 12  # the heads differ
+        assert np.array(line["heads"]).shape == caption.heads.shape
+
+
+@pytest.mark.parametrize("selection", ["soft", "argmax", "sample:2", "top:4", "mean:3"])
+def test_masked_regions_are_not_looked_at(captioner, photos, selection):
+    regions = captioner.encode(photos)
+    regions.mask = torch.ones(3, 12, dtype=torch.bool)
+    whole = captioner.decode(regions, selection)
+    regions.mask[1, 4:] = False
+    captions = captioner.decode(regions, selection)
+    assert (captions[1].weights[:, 4:] == 0).all() and len(captions[1].words) > 0
+    if captions[1].selected is not None:
+        assert captions[1].selected.max() < 4
+    assert same(captions[0], whole[0]) and same(captions[2], whole[2])
+    regions.mask[0] = False
+    with pytest.raises(UserError, match=r"all regions of photographs \[0\] are masked"):
+        captioner.decode(regions, selection)

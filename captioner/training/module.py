@@ -433,11 +433,16 @@ def training_rule(attention: str) -> SelectionRule:
     Raises:
         UserError: no such rule, or none that can be trained.
     """
-    rule = Sample() if attention == "hard" else selection_rule(attention)
+    if attention == "hard":
+        return Sample()
+    try:
+        rule = selection_rule(attention)
+    except UserError as error:
+        raise UserError(f"model.attention: {error}, or hard") from None
     if isinstance(rule, Argmax) or rule.particles > 1:
         raise UserError(
-            f"model.attention {attention} lets no gradient reach the attention: train soft or hard, and "
-            f"validate with {attention} (model.validate_with)"
+            f"model.attention {attention} is for validation (model.validate_with), as it gives the attention no "
+            "gradient: train hard"
         )
     return rule
 
@@ -521,6 +526,19 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     if settings["validate_with"] is not None:
         selection_rule(settings["validate_with"])
     training_rule(settings["attention"])
+    check_estimator(settings)
+    if settings["self_critical"] == 1:
+        raise UserError("model.self_critical must be 0, or at least 2 draws to compare, not 1")
+    if settings["bleu_reward"] and not settings["self_critical"]:
+        raise UserError("model.bleu_reward is of captions that are drawn: set model.self_critical, too")
+
+
+def check_estimator(settings: Mapping[str, Any]) -> None:
+    """Refuse estimators of hard attention whose parts do not go together.
+
+    Raises:
+        UserError: they do not.
+    """
     if settings["estimator"] != "reinforce" and (
         settings["attention"] != "hard" or settings["self_critical"]
     ):
@@ -532,10 +550,6 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         raise UserError(f"model.baseline {settings['baseline']} compares draws: set model.draws to 2 or more")
     if settings["discount"] != 1 and settings["reward"] != "to-go":
         raise UserError("model.discount is of rewards to go: set model.reward to to-go")
-    if settings["self_critical"] == 1:
-        raise UserError("model.self_critical must be 0, or at least 2 draws to compare, not 1")
-    if settings["bleu_reward"] and not settings["self_critical"]:
-        raise UserError("model.bleu_reward is of captions that are drawn: set model.self_critical, too")
 
 
 # Of settings that an older checkpoint does not have.

@@ -205,7 +205,7 @@ def test_a_configuration_of_bytes_is_one_line(refused, tmp_path):
         ("model: {hiden_size: 3}", "unknown setting model.hiden_size: did you mean model.hidden_size?"),
         ("model: {hidden_size: [3]}", "model.hidden_size must be a whole number, not [3]"),
         ("model: {feature_size: big}", "model.feature_size must be a whole number or null, not big"),
-        ("model: {attention: medium}", "model.attention must be one of 'soft', 'hard', not medium"),
+        ("model: {reward: medium}", "model.reward must be one of 'whole', 'to-go', not medium"),
         ("data: {prepared: 5}", "data.prepared must be text, not 5"),
     ],
 )

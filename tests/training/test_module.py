@@ -412,6 +412,25 @@ def test_recipes_name_settings_that_there_are_and_start_from_each_other(path):
         assert start in {f"runs/{other.stem}/model" for other in RECIPES}
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention": "medium"}, "model.attention: unknown selection rule 'medium': .*, or hard$"),
+        ({"attention": "argmax"}, "model.attention argmax is for validation"),
+        ({"attention": "mean:4"}, "model.attention mean:4 is for validation"),
+        ({"estimator": "gumbel", "attention": "soft"}, "model.estimator gumbel is for hard attention"),
+        ({"estimator": "gumbel", "attention": "hard", "self_critical": 5}, "set .*self_critical to 0"),
+        ({"baseline": "leave-one-out"}, "leave-one-out compares draws: set model.draws to 2 or more"),
+        ({"discount": 0.5}, "set model.reward to to-go"),
+        ({"temperature": -1.0}, "model.temperature must be above 0, not -1.0"),
+        ({"draws": 0}, "model.draws must be from 1 to 1000, not 0"),
+    ],
+)
+def test_settings_that_cannot_be_followed_are_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        check_settings(DEFAULTS | changes)
+
+
 def test_a_missing_data_set_says_what_to_run(tmp_path):
     for build in (CaptioningModule, CaptionDataModule):
         with pytest.raises(UserError, match="captioner prepare"):
