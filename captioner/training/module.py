@@ -441,7 +441,7 @@ def training_rule(attention: str) -> SelectionRule:
         raise UserError(f"model.attention: {error}, or hard") from None
     if isinstance(rule, Argmax) or rule.particles > 1:
         raise UserError(
-            f"model.attention {attention} is for validation (model.validate_with), as it gives the attention no "
+            f"model.attention {attention} is for validation (model.validate_with), as the attention gets no "
             "gradient: train hard"
         )
     return rule
