@@ -143,12 +143,13 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     from captioner.data import datamodule
     from captioner.training import module
     from captioner.training.resuming import check_same_settings, read_checkpoint
+    from captioner.training.settings import check_settings as check_model
 
     if not isinstance(settings["seed_everything"], bool):
         SEED.check("seed_everything", settings["seed_everything"])
     check_trainer(settings["trainer"])
     check_all(datamodule.BOUNDS, settings["data"], "data.")
-    module.check_settings(settings["model"])
+    check_model(settings["model"])
     logged = [f"val/{name}" for name in module.SCORES]
     for callback in ("save_best", "early_stopping"):
         if (monitor := settings[callback]["monitor"]) not in logged:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,25 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from captioner.attention.estimators import (
-    DISCOUNT,
-    TEMPERATURE,
-    ExpectationMixing,
-    GumbelSoftmax,
-    Reinforce,
-    annealed,
-)
+from captioner.attention.estimators import ExpectationMixing, GumbelSoftmax, Reinforce, annealed
 from captioner.attention.scoring import region_places
-from captioner.attention.selection import Argmax, Counted, Sample, SelectionRule, Soft, Top, selection_rule
-from captioner.bounds import Bounds, check_all
-from captioner.captioner import DECODING, Captioner
+from captioner.attention.selection import Argmax, SelectionRule, Soft
+from captioner.captioner import Captioner
 from captioner.data.datamodule import Batch, CaptionDataModule, unpad
 from captioner.data.features import differences, store_key
 from captioner.data.prepared import Prepared
 from captioner.decoding.sampling import Draws, sample_captions
 from captioner.errors import UserError
 from captioner.evaluation.metrics import score
-from captioner.geometry import Grid
 from captioner.model.decoder import Decoder, Memory
 from captioner.model.encoder import Encoder
 from captioner.model.regions import Regions
@@ -44,38 +34,10 @@ from captioner.training.objectives import (
 )
 from captioner.training.resuming import check_same_data, check_same_settings, check_whole_epoch
 from captioner.training.reward import CiderD, Reward, bleu
+from captioner.training.settings import check_rule, check_settings, training_rule, without_chance
 
 READINGS: dict[str, SelectionRule] = {"argmax": Argmax(), "soft": Soft()}  # of baselines
 SCORES = ("BLEU-4", "CIDEr")  # of each validation, logged as val/BLEU-4 and val/CIDEr
-
-SIZE = Bounds(1, 10_000, whole=True)
-SHARE = Bounds(0, 1, below=True)
-FACTOR = Bounds(0)
-BOUNDS = {
-    "feature_size": SIZE,
-    "embedding_size": SIZE,
-    "hidden_size": SIZE,
-    "attention_size": SIZE,
-    "gist": SHARE,
-    "dropout": SHARE,
-    "region_dropout": SHARE,
-    "label_smoothing": SHARE,
-    "learning_rate": Bounds(0, above=True),
-    "doubly_stochastic": FACTOR,
-    "lambda_r": FACTOR,
-    "lambda_e": FACTOR,
-    "expectation": Bounds(0, 1),
-    "draws": Bounds(1, 1000, whole=True),
-    "discount": DISCOUNT,
-    "temperature": TEMPERATURE,
-    "final_temperature": TEMPERATURE,
-    "gradient_norm": Bounds(0, above=True),
-    "self_critical": Bounds(0, 1000, whole=True),
-    "bleu_reward": FACTOR,
-    "finetune_from": Bounds(0, whole=True),
-    "encoder_learning_rate": Bounds(0, above=True),
-    "validate_beam": DECODING["beam_size"],
-}
 
 
 class CaptioningModule(L.LightningModule):
@@ -178,8 +140,9 @@ class CaptioningModule(L.LightningModule):
         )
         self.rule = training_rule(attention)
         rule = validate_with or without_chance(self.rule).name
-        for setting, name in (("attention", self.rule.name), ("validate_with", rule)):
-            check_rule(f"model.{setting}", name, self.grid)
+        regions = self.grid[0] * self.grid[1]
+        check_rule("model.attention", self.rule.name, kept_regions(regions, region_dropout))
+        check_rule("model.validate_with", rule, regions)
         self.captioner = Captioner(
             encoder,
             decoder,
@@ -427,33 +390,6 @@ class CaptioningModule(L.LightningModule):
             raise UserError(f"the trainer cannot do this: {error}") from None
 
 
-def training_rule(attention: str) -> SelectionRule:
-    """The selection rule of `model.attention`.
-
-    Raises:
-        UserError: no such rule, or none that can be trained.
-    """
-    if attention == "hard":
-        return Sample()
-    try:
-        rule = selection_rule(attention)
-    except UserError as error:
-        raise UserError(f"model.attention: {error}, or hard") from None
-    if isinstance(rule, Argmax) or rule.particles > 1:
-        raise UserError(
-            f"model.attention {attention} is for validation (model.validate_with), as the attention gets no "
-            "gradient: train hard"
-        )
-    return rule
-
-
-def without_chance(rule: SelectionRule) -> SelectionRule:
-    """What a model that was trained with a rule selects where nothing else is asked for."""
-    if not rule.draws:
-        return rule
-    return Top(rule.k) if isinstance(rule, Counted) else Argmax()
-
-
 def drop_regions(features: Tensor, places: Tensor, share: float) -> tuple[Tensor, Tensor]:
     """A random subset of each photograph's regions (B, L, D) at places (L, 2), at least one.
 
@@ -463,11 +399,15 @@ def drop_regions(features: Tensor, places: Tensor, share: float) -> tuple[Tensor
         regions (B, L', D) and their places (B, L', 2).
     """
     batch, regions, size = features.shape
-    kept = max(1, round(regions * (1 - share)))
+    kept = kept_regions(regions, share)
     if kept == regions:
         return features, places
     order = torch.rand(batch, regions, device=features.device).argsort(1)[:, :kept]
     return features.gather(1, order[..., None].expand(-1, -1, size)), places[order]
+
+
+def kept_regions(regions: int, share: float) -> int:
+    return max(1, round(regions * (1 - share)))
 
 
 def copy_decoder(model: str | Path, captioner: Captioner) -> None:
@@ -500,56 +440,6 @@ def copy_decoder(model: str | Path, captioner: Captioner) -> None:
 def features_of_any_grid(captioner: Captioner) -> dict[str, Any]:
     key = store_key(captioner.encoder, captioner.preprocess)
     return {name: value for name, value in key.items() if name != "grid"}
-
-
-def check_rule(setting: str, name: str, grid: Grid) -> None:
-    """Refuse a rule that selects more regions than the grid has, before the first validation does.
-
-    Raises:
-        UserError: it does.
-    """
-    rule, regions = selection_rule(name), grid[0] * grid[1]
-    scores, draws = torch.zeros(1, 1, regions), torch.zeros(1, 1, rule.draws)
-    try:
-        rule(scores, scores.mT, draws)
-    except UserError as error:
-        raise UserError(f"{setting} {name}: {error}") from None
-
-
-def check_settings(settings: Mapping[str, Any]) -> None:
-    """Refuse settings that no training can follow.
-
-    Raises:
-        UserError: a number is out of its bounds, or an unknown selection rule.
-    """
-    check_all(BOUNDS, settings, "model.")
-    if settings["validate_with"] is not None:
-        selection_rule(settings["validate_with"])
-    training_rule(settings["attention"])
-    check_estimator(settings)
-    if settings["self_critical"] == 1:
-        raise UserError("model.self_critical must be 0, or at least 2 draws to compare, not 1")
-    if settings["bleu_reward"] and not settings["self_critical"]:
-        raise UserError("model.bleu_reward is of captions that are drawn: set model.self_critical, too")
-
-
-def check_estimator(settings: Mapping[str, Any]) -> None:
-    """Refuse estimators of hard attention whose parts do not go together.
-
-    Raises:
-        UserError: they do not.
-    """
-    if settings["estimator"] != "reinforce" and (
-        settings["attention"] != "hard" or settings["self_critical"]
-    ):
-        raise UserError(
-            f"model.estimator {settings['estimator']} is for hard attention, and people's captions: "
-            "set model.attention to hard and model.self_critical to 0"
-        )
-    if settings["baseline"] in ("leave-one-out", "mean") and settings["draws"] < 2:
-        raise UserError(f"model.baseline {settings['baseline']} compares draws: set model.draws to 2 or more")
-    if settings["discount"] != 1 and settings["reward"] != "to-go":
-        raise UserError("model.discount is of rewards to go: set model.reward to to-go")
 
 
 # Of settings that an older checkpoint does not have.

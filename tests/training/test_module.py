@@ -25,7 +25,7 @@ from captioner.evaluation.generate import generate
 from captioner.model.encoder import Encoder
 from captioner.text.vocabulary import Vocabulary
 from captioner.training.callbacks import GradientVariance, RandomState, SaveBest
-from captioner.training.module import DEFAULTS, CaptioningModule, check_settings, drop_regions
+from captioner.training.module import DEFAULTS, CaptioningModule, drop_regions
 from captioner.training.objectives import (
     hard_objective,
     self_critical_objective,
@@ -33,6 +33,7 @@ from captioner.training.objectives import (
     word_log_probs,
 )
 from captioner.training.reward import CiderD
+from captioner.training.settings import check_settings
 
 SMALL = {"feature_size": 8, "embedding_size": 8, "hidden_size": 8, "attention_size": 8}
 
@@ -141,10 +142,12 @@ def test_scaled_gradients_are_clipped_as_what_they_are(prepared, tmp_path):
 
 
 @pytest.mark.parametrize("rule", ["top:50", "sample:50", "hard-soft:50"])
-def test_validation_selects_no_more_regions_than_there_are(prepared, rule):
+def test_rules_select_no_more_regions_than_there_are(prepared, rule):
     message = f"model.validate_with {rule}: 50 regions cannot be selected of 49: choose 1 to 49"
     with pytest.raises(UserError, match=message):
         CaptioningModule(str(prepared.root), validate_with=rule, **SMALL)
+    with pytest.raises(UserError, match="model.attention top:25: 25 regions cannot be selected of 24"):
+        CaptioningModule(str(prepared.root), "top:25", region_dropout=0.5, **SMALL)
     fitting = rule.replace("50", "49")
     assert CaptioningModule(str(prepared.root), validate_with=fitting, **SMALL).captioner.selection == fitting
 
