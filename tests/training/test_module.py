@@ -146,7 +146,7 @@ def test_rules_select_no_more_regions_than_there_are(prepared, rule):
     message = f"model.validate_with {rule}: 50 regions cannot be selected of 49: choose 1 to 49"
     with pytest.raises(UserError, match=message):
         CaptioningModule(str(prepared.root), validate_with=rule, **SMALL)
-    with pytest.raises(UserError, match="model.attention top:25: 25 regions cannot be selected of 24"):
+    with pytest.raises(UserError, match=r"model\.attention top:25: 25 regions cannot be selected of 24"):
         CaptioningModule(str(prepared.root), "top:25", region_dropout=0.5, **SMALL)
     fitting = rule.replace("50", "49")
     assert CaptioningModule(str(prepared.root), validate_with=fitting, **SMALL).captioner.selection == fitting
