@@ -47,6 +47,8 @@ class Additive(Scoring):
         self.key = nn.Linear(region_size, size, bias)
         self.v = nn.Parameter(torch.empty(size))
         nn.init.uniform_(self.v, -(size**-0.5), size**-0.5)
+        if bias:
+            nn.init.zeros_(self.query.bias)  # the key's is added to it
 
     def keys(self, regions: Tensor, places: Tensor | None = None) -> Tensor:
         return self.key(regions)
