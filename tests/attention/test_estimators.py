@@ -308,7 +308,7 @@ def test_baselines_and_rewards_to_go_reduce_the_variance(decoder, features):
     none, average = spread("whole", "none"), spread("whole", "average")
     assert 0 < average < 0.5 * none
     assert spread("to-go", "none") < none
-    assert 0 < spread("to-go", "average") < 0.7 * average
+    assert 0 < spread("to-go", "average") < 0.8 * average
     assert 0 < spread("to-go", "soft") < 0.8 * average
 
 
