@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import lightning as L
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from captioner.bounds import Bounds, check_all
 from captioner.data import images
@@ -82,7 +82,7 @@ class CaptionDataset(Dataset):
 
     def read(self, names: Sequence[str]) -> Tensor:
         pixels = [self.prepared.preprocess(images.read(self.prepared.images / name))[0] for name in names]
-        return torch.stack(pixels)
+        return default_collate(pixels)  # in a worker right in shared memory
 
 
 class CaptionDataModule(L.LightningDataModule):

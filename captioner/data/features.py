@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from captioner.data import images
 from captioner.data.images import Preprocess
@@ -214,7 +214,8 @@ def collate(
     good = [(row, pixels) for row, _, pixels in items if isinstance(pixels, Tensor)]
     errors = {name: error for _, name, error in items if isinstance(error, str)}
     rows = [row for row, _ in good]
-    return rows, torch.stack([pixels for _, pixels in good]) if good else None, errors
+    # Right in shared memory; copied there, every batch would leave a hole in the heap that no other fits.
+    return rows, default_collate([pixels for _, pixels in good]) if good else None, errors
 
 
 def read_index(root: Path) -> dict[str, Any]:
