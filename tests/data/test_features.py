@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader
 
 from captioner.data import features as store
 from captioner.data.features import FeatureStore, store_key, write_features
@@ -146,6 +147,16 @@ def test_a_bad_photograph_stops_or_is_left_out(tmp_path, photographs):
     with pytest.raises(UserError, match=r"no features of 3\.png"):
         found["3.png"]
     assert write(tmp_path / "features", folder, on_bad_image="skip").bad == found.bad
+
+
+def shared(items):
+    return store.collate(items)[1].is_shared()
+
+
+def test_a_worker_stacks_its_batch_in_shared_memory(photographs):
+    # Stacked elsewhere and copied there, each batch left a hole in the heap: gigabytes over a data set.
+    pictures = store.Pictures(photographs, NAMES, range(10), PREPROCESS)
+    assert list(DataLoader(pictures, 4, num_workers=1, collate_fn=shared)) == [True, True, True]
 
 
 def test_a_full_disk_is_said_before_anything_is_written(tmp_path, photographs, monkeypatch):
