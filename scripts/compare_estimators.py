@@ -3,9 +3,9 @@
     python scripts/compare_estimators.py prepared/flickr8k_5x5 --minutes 15
 
 Two hours on two CPU cores. Each estimator gets as many epochs as fit into the minutes, by the time of its
-steps, which is measured for all of them in turn before anything is trained. Runs that are done are not
-repeated, so that a comparison that was interrupted goes on. Scores are of the validation split, under each
-model's own rule; the figures go to results/estimators.json, .md and .png.
+steps, which is measured for all of them in turn before anything is trained. Scores are of the validation
+split, under each model's own rule. The figures go to results/estimators.json, .md and .png after each of
+them, and a comparison that was interrupted goes on from there; remove the first to begin anew.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -24,6 +25,7 @@ import torch
 
 from captioner.cli import memory  # noqa: F401
 from captioner.data.datamodule import CaptionDataModule
+from captioner.files import read_json, write_json
 from captioner.training.module import CaptioningModule
 
 ESTIMATORS: dict[str, dict[str, Any]] = {
@@ -50,29 +52,32 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results"), help="(%(default)s)")
     parser.add_argument("--beam-size", type=int, default=3, help="(%(default)s)")
     args = parser.parse_args()
-    args.runs.mkdir(parents=True, exist_ok=True)
-    plans = plan(args.data, args.minutes, args.runs / "plan.json")
-    rows = []
-    for name, settings in ESTIMATORS.items():
-        folder = args.runs / name.replace(" ", "_").replace(",", "").replace(":", "_")
-        if not (folder / "val.json").exists():
-            train(args.data, folder, settings, plans[name]["epochs"])
-            evaluate(args.data, folder, args.beam_size)
-        rows.append({"estimator": name, **plans[name], **figures(folder)})
-        print(json.dumps(rows[-1]), flush=True)
+    args.results.mkdir(parents=True, exist_ok=True)
+    file = args.results / "estimators.json"
     how = {"data": args.data, "minutes": args.minutes, "beam_size": args.beam_size, "settings": COMMON}
-    args.results.mkdir(exist_ok=True)
-    (args.results / "estimators.json").write_text(
-        json.dumps({"how": how, "estimators": rows}, indent=2) + "\n"
-    )
-    (args.results / "estimators.md").write_text(table(rows))
-    draw(rows, args.results / "estimators.png")
+    if not file.exists():
+        write_json({"how": how, "plan": plan(args.data, args.minutes), "estimators": []}, file)
+    found = read_json(file)
+    if found["how"] != how:
+        parser.error(f"{file} is of another comparison, {found['how']}: remove it to begin anew")
+    rows = found["estimators"]
+    for name, settings in ESTIMATORS.items():
+        if name in {row["estimator"] for row in rows}:
+            continue
+        folder = args.runs / name.replace(" ", "_").replace(",", "").replace(":", "_")
+        planned = found["plan"][name]
+        shutil.rmtree(folder, ignore_errors=True)  # of a comparison that was interrupted
+        train(args.data, folder, settings, planned["epochs"])
+        evaluate(args.data, folder, args.beam_size)
+        rows.append({"estimator": name, **planned, **figures(folder)})
+        write_json(found, file)
+        (args.results / "estimators.md").write_text(table(rows))
+        draw(rows, args.results / "estimators.png")
+        print(json.dumps(rows[-1]), flush=True)
 
 
-def plan(data: str, minutes: float, file: Path) -> dict[str, dict[str, Any]]:
-    """Seconds a step and epochs of each estimator; kept, so that a later start has the same."""
-    if file.exists():
-        return json.loads(file.read_text())
+def plan(data: str, minutes: float) -> dict[str, dict[str, Any]]:
+    """Seconds a step and epochs of each estimator."""
     modules = {name: CaptioningModule(data, **COMMON | settings) for name, settings in ESTIMATORS.items()}
     batches = list(zip(range(TIMED), CaptionDataModule(data).train_dataloader(), strict=False))
     steps = len(CaptionDataModule(data).train_dataloader())
@@ -91,7 +96,6 @@ def plan(data: str, minutes: float, file: Path) -> dict[str, dict[str, Any]]:
         epochs = max(1, round(minutes * 60 / (steps * step)))
         plans[name] = {"step_seconds": step, "epochs": epochs, "minutes": epochs * steps * step / 60}
         print(f"{name}: {step:.3f} s a step, {epochs} epochs of {steps}", flush=True)
-    file.write_text(json.dumps(plans, indent=2))
     return plans
 
 
