@@ -78,7 +78,7 @@ def table(rows: list[Row]) -> str:
     lines = ["| estimator | variance | of none | of average | bias |", "|" + " --- |" * 5]
     for row in rows:
         bias = "" if row.bias is None else f"{100 * row.bias:.1f} %"
-        shares = f"{row.variance / none:.2f} | {row.variance / average:.2f}"
+        shares = f"{row.variance / none:.4f} | {row.variance / average:.2f}"
         lines.append(f"| {row.name} | {row.variance:.3g} | {shares} | {bias} |")
     return "\n".join(lines) + "\n"
 
